@@ -1,0 +1,9 @@
+"""The trainers TRL lacks, as subclasses of its own."""
+
+from .launch import train
+from .ppo_config import PPOConfig
+from .ppo_trainer import PPOTrainer
+from .reinforce_loo_config import ReinforceLOOConfig
+from .reinforce_loo_trainer import ReinforceLOOTrainer
+
+__all__ = ["PPOConfig", "PPOTrainer", "ReinforceLOOConfig", "ReinforceLOOTrainer", "train"]

@@ -1,0 +1,173 @@
+"""PPO as `trl.experimental.ppo.PPOTrainer` offered it until TRL 1.12, on top of ReinforceLOOTrainer."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers.utils import is_rich_available
+from trl.trainer.utils import disable_dropout_in_model, print_prompt_completions_sample
+
+from ..errors import UserError
+from ..functional import with_terminal_state
+from .ppo_config import PPOConfig
+from .reinforce_loo_trainer import ReinforceLOOTrainer
+from .reward_model import score_completions
+
+
+class PPOTrainer(ReinforceLOOTrainer):
+    """ReinforceLOOTrainer with a learned baseline, constructed as stock PPO was.
+
+    Its only changes: the constructor and the meaning of steps (see `PPOConfig`); a data set of tokenised `input_ids` is
+    generated from as it is; `reward_model` is an `nn.Module` with a `score` head, or TRL reward functions; a completion
+    without its stop token is penalised; the value function also learns the state after the last token, where stock PPO
+    puts the score; the metrics take stock PPO's names besides TRL's.
+
+    Args:
+        reward_model (`nn.Module`, callable or list of callables): what scores a completion. `reward_funcs=` is the same.
+        value_model (`nn.Module`, *optional*): with a `score` head, trained beside the policy. None: a scalar head on the
+            policy's own hidden states.
+        data_collator: ignored with a warning; prompts are padded only where they are generated from.
+        kwargs: further arguments of `trl.GRPOTrainer` (`reward_processing_classes`, `tools`, `rollout_func`, ...).
+    """
+
+    _tag_names = ["trl", "ppo"]
+    _name = "PPO"
+
+    def __init__(self, args: PPOConfig, processing_class, model, ref_model=None, reward_model=None, train_dataset=None,
+                 value_model=None, data_collator=None, eval_dataset=None, optimizers=(None, None), callbacks=None,
+                 peft_config=None, *, reward_funcs=None, **kwargs):  # fmt: skip
+        if train_dataset is None:
+            raise UserError("`train_dataset` is required: pass one with a `prompt` or an `input_ids` column.")
+        if (reward_model is None) == (reward_funcs is None):
+            raise UserError("Pass `reward_model` (a module with a `score` head, or functions) or `reward_funcs`: one of them.")
+        if ref_model is not None and ref_model is model:
+            raise UserError("`ref_model` is `model`: pass a copy of it, or None.")
+        if data_collator is not None:
+            warnings.warn("`data_collator` is ignored: prompts are not padded before generation.", stacklevel=2)
+        scorers = reward_funcs if reward_model is None else reward_model
+        scorers = list(scorers) if isinstance(scorers, list | tuple) else [scorers]
+        modules = [m for m in (*scorers, value_model) if isinstance(m, nn.Module)]
+        if args.disable_dropout:
+            for module in modules:
+                disable_dropout_in_model(module)
+        self._prompt_token_ids = None  # of the batch at hand, where the data set is tokenised
+        self._start = None  # (time, episode) of the first log of this process
+        length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
+        super().__init__(
+            model,
+            [self._reward_function(scorer) for scorer in scorers],
+            args.in_optimizer_steps(length),
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+            ref_model=ref_model,
+            value_model=value_model,
+            **kwargs,
+        )
+        for module in modules:
+            if module is not value_model:
+                module.to(self.accelerator.device).eval().requires_grad_(False)
+        self._set_stop_tokens()
+
+    def _set_stop_tokens(self):
+        """As stock PPO: exactly the token that `stop_token` or `stop_token_id` names; with neither, no token ends a text."""
+        args = self.args
+        if args.stop_token == "eos" and not hasattr(self, "eos_token_ids"):
+            return  # TRL before 1.14: the tokenizer's EOS, which is what is asked for
+        if not hasattr(self, "eos_token_ids") or self.use_vllm:
+            where = "vLLM" if self.use_vllm else "trl >= 1.14 (here the tokenizer's EOS always ends a completion)"
+            need = "does not work with" if self.use_vllm else "needs"
+            if args.stop_token == "eos":
+                return
+            raise UserError(f"stop_token={args.stop_token}, stop_token_id={args.stop_token_id} {need} {where}: set stop_token='eos'.")
+        stop_id = self._tokenizer.eos_token_id if args.stop_token == "eos" else args.stop_token_id
+        self.eos_token_ids = [] if stop_id is None else [stop_id]
+        for config in (self.generation_config, self.accelerator.unwrap_model(self.model).generation_config):
+            config.eos_token_id = stop_id
+        self.generation_kwargs["eos_token_id"] = stop_id
+
+    # Rewards -----------------------------------------------------------------------------------------------------------
+
+    def _reward_function(self, scorer: nn.Module | Callable) -> Callable:
+        """`scorer` as a TRL reward function. Functions stay what they are: TRL runs asynchronous ones together."""
+        if not isinstance(scorer, nn.Module):
+            return scorer
+
+        def score(prompts, completions, completion_ids, **kwargs):
+            prompt_ids = self._prompt_token_ids or self._tokenize_prompts(prompts)[0]
+            return score_completions(
+                scorer, prompt_ids, completion_ids, self._tokenizer.pad_token_id,
+                self.args.per_device_train_batch_size, self.accelerator.device,
+            )  # fmt: skip
+
+        score.__name__ = "reward_model"
+        return score
+
+    def _adjust_scores(self, scores, output):
+        if self.args.missing_eos_penalty is None:
+            return scores
+        stops = torch.tensor(self._eos_ids() or [self._tokenizer.eos_token_id], device=scores.device)
+        stopped = (torch.isin(output["completion_ids"], stops) & output["completion_mask"].bool()).any(1)
+        return scores - self.args.missing_eos_penalty * (~self.accelerator.gather(stopped)).float()
+
+    def _value_mask(self, output, mask):
+        return with_terminal_state(mask, output["completion_mask"])
+
+    # A tokenised data set ----------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs):
+        if "prompt" not in inputs[0] and "input_ids" in inputs[0]:
+            pad_id = self._tokenizer.pad_token_id
+            self._prompt_token_ids = [[int(i) for i in row["input_ids"] if i != pad_id] for row in inputs]
+            texts = self._tokenizer.batch_decode(self._prompt_token_ids, skip_special_tokens=True)
+            inputs = [{**row, "prompt": text} for row, text in zip(inputs, texts, strict=True)]
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self._prompt_token_ids = None
+
+    def _tokenize_prompts(self, prompts):
+        if self._prompt_token_ids is None:
+            return super()._tokenize_prompts(prompts)
+        return self._prompt_token_ids, None, {}
+
+    # Logs --------------------------------------------------------------------------------------------------------------
+
+    def log(self, logs, start_time=None):
+        metrics = self._metrics["train"]
+        if self.model.training and metrics.get("val/ratio"):
+            logs.update(self._stock_metrics(metrics, logs))
+        super().log(logs, start_time)
+        updates, every = self.state.global_step / self.args.optimizer_steps_per_update(), self._updates_per_sample()
+        if every and updates % every == 0 and self.accelerator.is_main_process and self._logs["prompt"]:
+            print_prompt_completions_sample(
+                self._logs["prompt"], self._logs["completion"], self._logs["rewards"], self._logs["advantages"],
+                self.state.global_step, 5,
+            )  # fmt: skip
+
+    def _stock_metrics(self, metrics: dict, logs: dict) -> dict:
+        """What stock PPO logs and cannot be averaged over steps. `val/ratio_var` of one number is no data: left out."""
+        updates = math.ceil(self.state.global_step / self.args.optimizer_steps_per_update())
+        episode, now = updates * self.args.generation_batch_size, time.perf_counter()
+        stock = {"episode": episode}
+        if self._start is None:
+            self._start = (now, episode)
+        else:
+            stock["eps"] = (episode - self._start[1]) / max(now - self._start[0], 1e-9)
+        if "learning_rate" in logs:
+            stock["lr"] = logs["learning_rate"]
+        if metrics.get("entropy"):
+            stock["policy/entropy_avg"] = sum(metrics["entropy"]) / len(metrics["entropy"])
+        if len(metrics["val/ratio"]) > 1:
+            stock["val/ratio_var"] = torch.tensor(metrics["val/ratio"]).var().item()
+        return stock
+
+    def _updates_per_sample(self) -> int:
+        wanted, updates = self.args.num_sample_generations, self.args.num_total_batches
+        return max(1, updates // wanted) if wanted and updates and is_rich_available() else 0

@@ -1,0 +1,306 @@
+"""REINFORCE with a leave-one-out or a learned baseline, as a subclass of TRL's GRPOTrainer."""
+
+import inspect
+import os
+
+import torch
+from safetensors.torch import load_file, save_file
+from trl import GRPOTrainer
+
+from ..functional import (
+    at_last_token,
+    clipped_value_loss,
+    explained_variance,
+    gae,
+    kl_estimate,
+    leave_one_out,
+    masked_mean,
+    masked_whiten,
+    token_log_probs,
+)
+from .process_statistics import global_means, global_moments
+from .reference import copy_of_policy, is_peft, no_reference_by_name, prepare_reference
+from .reinforce_loo_config import ReinforceLOOConfig
+from .value_function import VALUE_FILE, ValueFunction, add_value_function, hide_from_vllm, split_value_state
+
+# What the base class puts into its output for a multimodal forward, under the names that forward takes
+MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+              "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
+
+
+class ReinforceLOOTrainer(GRPOTrainer):
+    """GRPOTrainer whose advantages come from a leave-one-out or a learned baseline.
+
+    Its only changes, all after the rewards: the KL to a frozen reference is subtracted from the reward instead of added
+    to the loss; the advantages are leave-one-out (one number a completion) or GAE (one a token); with `baseline="value"`
+    a value function is trained beside the policy. On a CPU it computes log-probabilities from plain logits of the
+    completion, where TRL's fused head has no kernel. Generation, rewards, the clipped loss, the entropy bonus,
+    checkpoints and logs are the base class's.
+
+    Args, besides GRPOTrainer's:
+        ref_model (`PreTrainedModel`, *optional*): defaults to a copy of `model` (with PEFT: `model` without adapters).
+        value_model (`nn.Module`, *optional*): separate value model with a `score` head, for `baseline="value"`; None is a
+            scalar head on the policy's own hidden states.
+    """
+
+    _tag_names = ["trl", "reinforce-loo"]
+    _name = "REINFORCE-LOO"
+
+    def __init__(self, model, reward_funcs=None, args=None, *positional, ref_model=None, value_model=None, **kwargs):
+        args = args or ReinforceLOOConfig()
+        self._scoring = None  # while a batch is scored: what the base class computed on the way
+        self._last_forward = None  # (per_token_logps, values) of the last forward outside scoring
+        peft = is_peft(model, kwargs.get("peft_config"))
+        if ref_model is None and args.beta != 0.0 and not peft:
+            ref_model = copy_of_policy(model)
+        with no_reference_by_name(args, ref_model):
+            super().__init__(model, reward_funcs, args, *positional, **kwargs)
+        if ref_model is not None:
+            self.ref_model = prepare_reference(ref_model, self)
+        self._set_beta(scoring=False)
+        base = self.model.get_base_model() if peft else self.model
+        accepted = inspect.signature(type(base).forward).parameters
+        self._takes_position_ids = "position_ids" in accepted and not self._is_vlm
+        self._takes_logits_to_keep = "logits_to_keep" in accepted
+        if args.baseline == "value":  # after the adapters: PEFT's "all-linear" would wrap the head
+            value_function = ValueFunction(base.config.get_text_config().hidden_size, value_model)
+            self._value_function = value_function.to(self.accelerator.device)
+            add_value_function(base, self._value_function)
+            if self.use_vllm:
+                hide_from_vllm(self.vllm_generation)
+
+    def _set_beta(self, scoring: bool):
+        """The base class reads `self.beta` twice: to score the reference, and to add the KL to the loss."""
+        self.beta = self.args.beta if scoring or not self.args.kl_in_reward else 0.0
+
+    # Log-probabilities and values of one forward -----------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._scoring["rewards_per_func"] = rewards_per_func  # of every process, NaN where a function gave None
+        return rewards_per_func
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False,
+        compute_aux_loss=False, **multimodal,
+    ):  # fmt: skip
+        values, scoring = [], self._scoring
+        with_values = self.args.baseline == "value" and (scoring is None or scoring["policy_next"])
+
+        def recording_model(**inputs):
+            if self._takes_position_ids:  # absolute positions must skip the left padding, as they do in `generate`
+                mask = inputs["attention_mask"]
+                inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+            output = model(**inputs, **({"with_values": True} if with_values else {}))
+            if with_values:
+                values.append(output.state_values[:, -logits_to_keep:])
+            return output
+
+        arguments = (recording_model, input_ids, attention_mask, logits_to_keep, batch_size)
+        if self._use_plain_logits(multimodal, compute_aux_loss):
+            result = *self._logps_from_logits(*arguments), None
+        else:
+            result = super()._get_per_token_logps_and_entropies(*arguments, compute_entropy, compute_aux_loss, **multimodal)
+        forward = (result[0].detach(), torch.cat(values) if values else None)
+        if scoring is None:
+            self._last_forward = forward
+        elif scoring["policy_next"]:
+            scoring["policy_forward"], scoring["policy_next"] = forward, False
+        return result
+
+    def _use_plain_logits(self, multimodal: dict, compute_aux_loss: bool) -> bool:
+        """On a CPU TRL's fused LM head has no kernel: it scores the prompt too and computes every logit twice."""
+        is_text = not compute_aux_loss and all(value is None for value in multimodal.values())
+        return self.accelerator.device.type == "cpu" and is_text and self._takes_logits_to_keep
+
+    def _logps_from_logits(self, model, input_ids, attention_mask, logits_to_keep, batch_size):
+        logps, entropies = [], []
+        for ids, mask in zip(
+            input_ids.split(batch_size or len(input_ids)), attention_mask.split(batch_size or len(input_ids)), strict=True
+        ):
+            with self.accelerator.autocast():
+                output = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1, use_cache=False)
+            chunk = token_log_probs(output.logits[:, :-1], ids[:, -logits_to_keep:], self.temperature)
+            logps.append(chunk[0])
+            entropies.append(chunk[1])
+        return torch.cat(logps), torch.cat(entropies)
+
+    def _policy_forward(self, output: dict, mode: str):
+        """(per_token_logps, values) of the policy that sampled: the base class's own forward, or one more."""
+        if self._scoring["policy_forward"] is not None:
+            return self._scoring["policy_forward"]
+        ids, mask = (torch.cat([output[f"prompt_{k}"], output[f"completion_{k}"]], dim=1) for k in ("ids", "mask"))
+        size = self.args.per_device_train_batch_size if mode == "train" else self.args.per_device_eval_batch_size
+        self._scoring["policy_next"] = True
+        with torch.no_grad():
+            self._get_per_token_logps_and_entropies(
+                self.model, ids, mask, output["completion_ids"].size(1), batch_size=size,
+                **{k: output[k] for k in MULTIMODAL if k in output},
+            )  # fmt: skip
+        return self._scoring["policy_forward"]
+
+    # Advantages --------------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs):
+        mode, kl_in_reward = "train" if self.model.training else "eval", self.args.kl_in_reward and self.args.beta != 0
+        # The base class scores the policy, then the reference; the policy only if it takes several steps on the batch
+        misaligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
+        corrected = self.use_vllm and self.args.vllm_importance_sampling_correction
+        self._scoring = {"policy_next": misaligned or corrected, "policy_forward": None}
+        per_token_logps = values = None
+        self._set_beta(scoring=True)
+        try:
+            output = super()._generate_and_score_completions(inputs)
+            if kl_in_reward or self.args.baseline == "value":
+                per_token_logps, values = self._policy_forward(output, mode)
+            rewards_per_func = self._scoring["rewards_per_func"]
+        finally:
+            self._set_beta(scoring=False)
+            self._scoring = None
+        scores = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(1)
+        scores = scores.masked_fill(rewards_per_func.isnan().all(1), torch.nan)  # unscorable, as in the base class
+        scores = self._adjust_scores(scores, output)
+        batch_size = output["completion_ids"].size(0)
+        local = slice(self.accelerator.process_index * batch_size, (self.accelerator.process_index + 1) * batch_size)
+        mask = self._drop_unscorable(output, ~scores[local].isnan())
+        penalty = torch.zeros_like(mask, dtype=torch.float32)
+        if kl_in_reward:
+            kl = kl_estimate(per_token_logps, output.pop("ref_per_token_logps"), self.args.kl_estimator) * mask
+            penalty = self.args.beta * kl
+            self._log_kl(mode, kl, mask)
+        rewards = scores - self.accelerator.gather(penalty.sum(1))
+        self._log_rewards(mode, scores, rewards)
+        if self.args.baseline == "loo":
+            advantages = self._leave_one_out(rewards, mode)[local]
+        else:
+            advantages = self._value_advantages(output, mode, scores[local].nan_to_num(0.0), penalty, values, mask)
+        output["advantages"] = self._finish_advantages(advantages, mask, mode)
+        if per_token_logps is not None:
+            self._log_rollouts(mode, output, per_token_logps, mask)
+        return output
+
+    def _adjust_scores(self, scores: torch.Tensor, output: dict) -> torch.Tensor:
+        """A subclass's last word on the scores, (completions of all processes,)."""
+        return scores
+
+    def _drop_unscorable(self, output: dict, scorable: torch.Tensor) -> torch.Tensor:
+        """Returns the mask the loss uses, (B, T): it enters through `tool_mask`, the base class's own seam."""
+        mask = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+        output["tool_mask"] = mask = mask * scorable.unsqueeze(1).to(mask)
+        output["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        return mask
+
+    def _leave_one_out(self, rewards: torch.Tensor, mode: str) -> torch.Tensor:
+        size = self.num_generations if mode == "train" else self.num_generations_eval
+        if size == 1:  # evaluation with one completion a prompt: nothing to leave out
+            return torch.zeros_like(rewards)
+        return leave_one_out(rewards.view(-1, size)).flatten()
+
+    def _value_mask(self, output: dict, mask: torch.Tensor) -> torch.Tensor:
+        """The states whose value is learned: those before each token that counts."""
+        return mask
+
+    def _value_advantages(self, output: dict, mode: str, scores, penalty, values, mask) -> torch.Tensor:
+        value_mask = self._value_mask(output, mask)
+        values, rewards = values * value_mask, at_last_token(scores, value_mask) - penalty
+        if self.args.whiten_rewards:
+            moments = global_moments(self.accelerator, rewards, value_mask)
+            rewards = masked_whiten(rewards, value_mask, *moments, shift_mean=False)
+        advantages, returns = gae(rewards, values, value_mask, self.args.gamma, self.args.lam)
+        output["old_values"], output["returns"], output["value_mask"] = values, returns, value_mask
+        variances = (global_moments(self.accelerator, x, value_mask)[1] for x in (returns - values, returns))
+        self._metrics[mode]["value/explained_variance"].append(explained_variance(*variances).item())
+        self._metrics[mode]["value/mean"] += global_means(self.accelerator, [(values, value_mask)])
+        return advantages * mask
+
+    def _finish_advantages(self, advantages: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+        weights = mask if advantages.dim() == 2 else torch.ones_like(advantages)
+        mean, variance = global_moments(self.accelerator, advantages, weights)
+        if self.args.normalize_advantages:
+            advantages = masked_whiten(advantages, weights, mean, variance)
+        self._metrics[mode]["advantages/mean"].append(mean.item())
+        self._metrics[mode]["advantages/std"].append(variance.sqrt().item())
+        if self.num_generations == 1:  # groups of one have no spread: not a dead signal
+            self._metrics[mode].pop("frac_reward_zero_std", None)
+        rows = self.accelerator.gather(advantages if advantages.dim() == 1 else advantages.sum(1)).tolist()
+        logged = self._logs["advantages"]  # the completions table: replace the base class's advantages
+        for _ in range(min(len(logged), len(rows))):
+            logged.pop()
+        logged.extend(rows)
+        return advantages
+
+    # Loss --------------------------------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model, inputs):
+        mode, args = "train" if self.model.training else "eval", self.args
+        loss = super()._compute_loss(model, inputs)
+        (per_token_logps, values), self._last_forward = self._last_forward, None
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        log_ratio = (per_token_logps - inputs.get("old_per_token_logps", per_token_logps)) * mask
+        advantages = inputs["advantages"].view(len(mask), -1)
+        ratio, epsilon = log_ratio.exp(), (self.epsilon_low, self.epsilon_high)
+        clipped = torch.where(advantages > 0, ratio > 1 + epsilon[1], (ratio < 1 - epsilon[0]) & (advantages < 0))
+        accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1
+        one = torch.ones(1, device=loss.device)
+        means = {
+            "loss/policy_avg": (loss.detach().reshape(1) * accumulation, one),
+            "val/ratio": (ratio, mask),
+            "policy/approxkl_avg": (log_ratio.square() / 2, mask),
+            "policy/clipfrac_avg": (clipped.float(), mask),
+        }
+        if args.baseline == "value":
+            per_token, value_clipped = clipped_value_loss(
+                values, inputs["old_values"], inputs["returns"], args.cliprange_value
+            )
+            value_mask = inputs["value_mask"]
+            if self.loss_type == "dr_grpo":  # aggregated as the policy's terms are: `vf_coef` then weighs like with like
+                value_loss = (per_token * value_mask).sum() / (mask.size(0) * self.max_completion_length)
+            else:
+                value_loss = masked_mean(per_token, value_mask)
+            loss = loss + args.vf_coef * value_loss / accumulation
+            means["loss/value_avg"] = (value_loss.detach().reshape(1), one)
+            means["val/clipfrac_avg"] = (value_clipped, value_mask)
+        for name, value in zip(means, global_means(self.accelerator, list(means.values())), strict=True):
+            self._metrics[mode][name].append(value)
+        return loss
+
+    # Metrics: the names that stock PPO, and RLOO up to 0.21, gave them ---------------------------------------------------
+
+    def _log_kl(self, mode: str, kl: torch.Tensor, mask: torch.Tensor):
+        per_token, per_sequence = global_means(
+            self.accelerator, [(kl, mask), (kl.sum(1), mask.any(1).float())]
+        )
+        self._metrics[mode]["kl"].append(per_token)
+        self._metrics[mode]["objective/kl"].append(per_sequence)
+        self._metrics[mode]["objective/non_score_reward"].append(-self.args.beta * per_sequence)
+
+    def _log_rewards(self, mode: str, scores: torch.Tensor, rewards: torch.Tensor):
+        self._metrics[mode]["objective/scores"].append(scores.nanmean().item())
+        self._metrics[mode]["objective/rlhf_reward"].append(rewards.nanmean().item())
+
+    def _log_rollouts(self, mode: str, output: dict, per_token_logps: torch.Tensor, mask: torch.Tensor):
+        eos = torch.tensor(self._eos_ids(), dtype=torch.long, device=mask.device)
+        count = (torch.isin(output["completion_ids"], eos) & mask.bool()).sum()
+        self._metrics[mode]["val/num_eos_tokens"].append(self.accelerator.reduce(count, reduction="sum").item())
+        surprisal = [(-(per_token_logps * mask).sum(1), mask.any(1).float())]
+        self._metrics[mode]["objective/entropy"] += global_means(self.accelerator, surprisal)
+
+    def _eos_ids(self) -> list[int]:
+        """The tokens that end a completion: TRL before 1.14 knows the tokenizer's alone."""
+        return list(getattr(self, "eos_token_ids", [self._tokenizer.eos_token_id]))
+
+    # Checkpoints -------------------------------------------------------------------------------------------------------
+
+    def _save(self, output_dir=None, state_dict=None):
+        if self.args.baseline != "value":
+            return super()._save(output_dir, state_dict)
+        output_dir = output_dir or self.args.output_dir
+        policy, value = split_value_state(state_dict or self.accelerator.unwrap_model(self.model).state_dict())
+        super()._save(output_dir, policy)
+        if self.args.should_save:
+            save_file({k: v.contiguous() for k, v in value.items()}, os.path.join(output_dir, VALUE_FILE))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.args.baseline == "value":
+            self._value_function.load_state_dict(load_file(os.path.join(resume_from_checkpoint, VALUE_FILE)))

@@ -1,0 +1,43 @@
+"""Reward modules written for the PPO that TRL dropped: an `nn.Module` with `base_model_prefix` and a `score` head."""
+
+import torch
+from torch import nn
+from trl.trainer.utils import pad
+
+
+@torch.no_grad()
+def score_completions(
+    reward_model: nn.Module, prompt_ids: list, completion_ids: list, pad_token_id: int, batch_size: int, device
+) -> list[float]:
+    """The `score` head at the last token of prompt + completion, on the very tokens that were sampled.
+
+    The call and the layout (prompts padded left, completions right) are those of TRL's `get_reward` (1.12), which such
+    modules rely on: the backbone with `output_hidden_states`, then `score` on the last hidden states of the sequence.
+
+    Args:
+        prompt_ids, completion_ids (`list[list[int]]`): token ids without padding, one row a completion.
+        batch_size (`int`): rows in one forward.
+    """
+    backbone, scores = getattr(reward_model, reward_model.base_model_prefix), []
+    for start in range(0, len(prompt_ids), batch_size):
+        prompts, completions = (
+            [torch.tensor(ids) for ids in rows[start : start + batch_size]] for rows in (prompt_ids, completion_ids)
+        )
+        sides = [(prompts, "left"), (completions, "right")]
+        ids = torch.cat([pad(rows, padding_value=pad_token_id, padding_side=side) for rows, side in sides], 1)
+        mask = torch.cat(
+            [pad([torch.ones_like(row) for row in rows], padding_value=0, padding_side=side) for rows, side in sides], 1
+        )
+        last = ids.size(1) - 1 - mask.flip(1).argmax(1)
+        ids, mask, last = ids.to(device), mask.to(device).bool(), last.to(device)
+        output = backbone(
+            input_ids=ids.masked_fill(~mask, 0),
+            attention_mask=mask,
+            position_ids=mask.cumsum(1) - mask.long(),
+            return_dict=True,
+            output_hidden_states=True,
+            use_cache=False,
+        )
+        values = reward_model.score(output.hidden_states[-1]).squeeze(-1)
+        scores += values[torch.arange(len(prompts), device=device), last].tolist()
+    return scores
