@@ -1,0 +1,87 @@
+# `make ppo` trains, `make test` tests, `make help` lists the rest. Each works from a clean clone and makes the environment it needs.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help ppo reinforce_loo sft tensorboard smoke test test-current test-trl112 check format clean
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?=
+VENV := .venv
+VENV_TRL112 := .venv-trl112
+RUNS := outputs
+RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
+# At most eight: the matrices of the embedded policy are small. CORES=32 for a larger model.
+CORES := $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
+DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+# Accelerate would count physical cores, and warn; in a container or on two hyper-threads that is often one.
+LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/$(DEVICE).yaml --num_cpu_threads_per_process $(CORES)
+ifeq ($(DEVICE),single_gpu)
+ifneq ($(CUDA_VISIBLE_DEVICES),)
+LAUNCH += --gpu_ids $(CUDA_VISIBLE_DEVICES)
+endif
+endif
+
+# $(call install,folder,extras,sed expression over the pins). Torch comes first and alone: PyPI's Linux wheel brings gigabytes of
+# CUDA, so a machine without a GPU takes PyTorch's CPU build where that index can be reached.
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	{ echo "trl_ext needs Python 3.11 or newer, '$(PYTHON)' is not: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+@echo "Installing into $(1) (some minutes, once)"
+@test -x $(1)/bin/pip || $(PYTHON) -m venv --clear $(1)
+@sed '$(3)' constraints.txt > $(1)/constraints.txt
+@index=; if [ $(DEVICE) = cpu ] && [ "$$(uname)" = Linux ] && $(1)/bin/python -c \
+	'import urllib.request as r; r.urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+	then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
+	$(1)/bin/python -m pip install --quiet --constraint $(1)/constraints.txt $$index torch
+@$(1)/bin/python -m pip install --quiet --constraint $(1)/constraints.txt --editable '.[$(2)]'
+endef
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo 'ARGS="--max_steps 50 --seed 1" goes to the recipe, PYTEST_ARGS="tests/monitor -x" to pytest; PYTHON=python3.12 names the'
+	@echo 'interpreter, DEVICE=cpu|single_gpu the Accelerate configuration (found here: $(DEVICE)).'
+
+ppo: ## train the embedded policy with PPO, watched by the monitor
+reinforce_loo: ## the same with REINFORCE and a leave-one-out baseline
+sft: ## train a policy on the review sentences from scratch
+ppo reinforce_loo sft: $(VENV)/.installed-recipes
+	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
+
+tensorboard: $(VENV)/.installed-recipes ## look at the curves of every run under outputs/
+	$(VENV)/bin/tensorboard --logdir $(RUNS)
+
+smoke: $(VENV)/.installed-recipes ## every recipe, three steps each
+	@for name in $(RECIPES); do echo "== recipes/$$name.py"; \
+		HF_HUB_OFFLINE=1 $(LAUNCH) recipes/$$name.py --config recipes/$$name.yaml \
+		--max_steps 3 --output_dir $(RUNS)/smoke/$$name $(ARGS) || exit 1; done
+
+test: test-current test-trl112 ## the tests, on current TRL and on TRL 1.12
+test-current: $(VENV)/.installed-all ## the tests on current TRL
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(CORES) $(PYTEST_ARGS)
+test-trl112: $(VENV_TRL112)/.installed-all ## the tests on TRL 1.12, the last with its own PPO
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV_TRL112)/bin/python -m pytest -n $(CORES) $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-all ## lint, format and types
+	@failed=0; for command in "ruff check ." "ruff format --check ." mypy; do \
+		echo "$$command"; $(VENV)/bin/$$command || failed=1; done; exit $$failed
+
+format: $(VENV)/.installed-all ## put the code into shape
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean: ## remove environments and caches; outputs/ stays
+	rm -rf .venv .venv-trl112 .venv-ci build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find trl_ext recipes tests -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp is newer than what says what to install, so a second run installs nothing.
+$(VENV)/.installed-recipes: pyproject.toml constraints.txt
+	$(call install,$(VENV),recipes)
+	@touch $@
+$(VENV)/.installed-all: pyproject.toml constraints.txt
+	$(call install,$(VENV),all)
+	@touch $@ $(VENV)/.installed-recipes
+$(VENV_TRL112)/.installed-all: pyproject.toml constraints.txt
+	$(call install,$(VENV_TRL112),all,s/^trl==.*/trl==1.12.0/)
+	@touch $@

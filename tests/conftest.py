@@ -1,0 +1,44 @@
+"""What every test can rely on: no network, one thread, and markers for the two TRL lanes.
+
+The environment is set before any test module imports torch, TRL or a tracker, so this file imports none of them.
+"""
+
+import os
+from importlib.metadata import version
+
+import pytest
+from packaging.version import Version
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    MKL_NUM_THREADS="1",
+    MPLBACKEND="Agg",
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    TRL_EXPERIMENTAL_SILENCE="1",
+    WANDB_MODE="offline",
+    WANDB_SILENT="true",
+)
+
+installed_trl = Version(version("trl"))
+ships_ppo = installed_trl < Version("1.13")
+
+
+@pytest.fixture(scope="session")
+def trl_version() -> Version:
+    """The installed TRL, without importing it."""
+    return installed_trl
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _wandb_writes_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["WANDB_DIR"] = str(tmp_path_factory.mktemp("wandb"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("stock_ppo") and not ships_ppo:
+            item.add_marker(pytest.mark.skip(reason=f"trl {installed_trl} ships no PPO: runs on trl<1.13"))
+        if item.get_closest_marker("current_trl") and ships_ppo:
+            item.add_marker(pytest.mark.skip(reason=f"trl {installed_trl} ships PPO: runs on trl>=1.13"))
