@@ -8,7 +8,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 VENV := .venv
 VENV_TRL112 := .venv-trl112
-RUNS := outputs
+RUNS := runs
 RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
 # At most eight: the matrices of the embedded policy are small. CORES=32 for a larger model.
 CORES := $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
@@ -49,7 +49,7 @@ sft: ## train a policy on the review sentences from scratch
 ppo reinforce_loo sft: $(VENV)/.installed-recipes
 	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
 
-tensorboard: $(VENV)/.installed-recipes ## look at the curves of every run under outputs/
+tensorboard: $(VENV)/.installed-recipes ## look at the curves of every run under runs/
 	$(VENV)/bin/tensorboard --logdir $(RUNS)
 
 smoke: $(VENV)/.installed-recipes ## every recipe, three steps each
@@ -71,7 +71,7 @@ format: $(VENV)/.installed-all ## put the code into shape
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-clean: ## remove environments and caches; outputs/ stays
+clean: ## remove environments and caches; runs/ stays
 	rm -rf .venv .venv-trl112 .venv-ci build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find trl_ext recipes tests -name __pycache__ -prune -exec rm -rf {} +
 
