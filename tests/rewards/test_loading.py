@@ -1,0 +1,171 @@
+import math
+
+import pytest
+
+from trl_ext.errors import UserError
+from trl_ext.rewards import REWARDS, CheckedReward, load_reward_funcs
+
+BAND = {"minimum": 1, "maximum": 2}
+
+OWN = """
+CALLS = []
+
+def word_count(prompts, completions, **kwargs):
+    return [len(c.split()) for c in completions]
+
+def at_least(prompts, completions, threshold=2, **kwargs):
+    return [float(len(c.split()) >= threshold) for c in completions]
+
+def make_constant(value):
+    return Constant(value)
+
+class Constant:
+    def __init__(self, value=1.0):
+        self.value = value
+
+    def __call__(self, prompts, completions, **kwargs):
+        return [self.value] * len(completions)
+
+def narrow(prompts, completions):
+    return [0.0] * len(completions)
+
+def make_nothing(value=None):
+    return value
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A user's module: importable by its name, and a file."""
+    (tmp_path / "own_rewards_of_a_user.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return str(tmp_path / "own_rewards_of_a_user.py")
+
+
+def ask(reward, *completions):
+    return reward(prompts=[""] * len(completions), completions=list(completions))
+
+
+def one(spec):
+    (reward,), (weight,) = load_reward_funcs([spec])
+    return reward, weight
+
+
+def test_a_name_and_a_mapping_mean_the_same():
+    plain, weight = one("repetition")
+    mapped, mapped_weight = one({"name": "repetition", "kwargs": {"n": 2}})
+    assert ask(plain, "a b a b") == ask(mapped, "a b a b") == [2 / 3]
+    assert weight == mapped_weight == 1.0
+
+
+def test_functions_and_weights_keep_the_order_of_the_specs():
+    specs = [{"name": "repetition", "weight": 2}, "sentiment", {"name": "length", "weight": -0.5, "kwargs": BAND}]
+    rewards, weights = load_reward_funcs(specs)
+    assert [reward.__name__ for reward in rewards] == ["repetition", "sentiment", "length"]
+    assert weights == [2.0, 1.0, -0.5]
+    assert all(isinstance(reward, CheckedReward) for reward in rewards)
+
+
+@pytest.mark.parametrize("form", ["own_rewards_of_a_user:{}", "own_rewards_of_a_user.{}", "{file}:{}"])
+def test_own_functions_are_found_by_dotted_path_and_by_file(own, form):
+    reward, _ = one(form.format("word_count", file=own))
+    assert ask(reward, "a b c", "a") == [3.0, 1.0]
+    assert reward.__name__ == "word_count"
+
+
+def test_kwargs_reach_a_function_a_class_and_a_factory(own):
+    bound, _ = one({"name": f"{own}:at_least", "kwargs": {"threshold": 3}})
+    made, _ = one({"name": f"{own}:Constant", "kwargs": {"value": 0.25}})
+    built, _ = one({"name": f"{own}:make_constant", "kwargs": {"value": 0.75}})
+    assert ask(bound, "a b", "a b c") == [0.0, 1.0]
+    assert ask(made, "a") == [0.25]
+    assert ask(built, "a") == [0.75]
+    assert [f.__name__ for f in (bound, made, built)] == ["at_least", "Constant", "Constant"]
+
+
+def test_two_functions_of_a_file_share_its_module(own):
+    rewards, _ = load_reward_funcs([f"{own}:word_count", f"{own}:at_least"])
+    assert rewards[0].func.__globals__["CALLS"] is rewards[1].func.__globals__["CALLS"]
+
+
+def test_functions_of_one_name_get_names_of_their_own(own):
+    specs = ["repetition", f"{own}:word_count", "repetition", {"name": "repetition", "kwargs": {"n": 3}}]
+    rewards, _ = load_reward_funcs(specs)
+    assert [reward.__name__ for reward in rewards] == ["repetition", "word_count", "repetition_2", "repetition_3"]
+
+
+def test_a_model_is_returned_as_it_is(tmp_path):
+    import torch
+
+    (tmp_path / "models.py").write_text("import torch\nmodel = torch.nn.Linear(1, 1)\n")
+    reward, _ = one(f"{tmp_path}/models.py:model")
+    assert isinstance(reward, torch.nn.Linear)
+
+
+def refused(spec):
+    with pytest.raises(UserError) as error:
+        load_reward_funcs(spec)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_an_unknown_reward_names_the_nearest_and_all_there_are():
+    said = refused("sentimnet")
+    assert "no reward 'sentimnet' (did you mean 'sentiment'?)" in said
+    assert all(name in said for name in REWARDS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ([], "No reward function is named: write reward_funcs:"),
+        (None, "No reward function is named"),
+        ([3], "3 has none: write reward_funcs: [{name: sentiment"),
+        ([{"weight": 1.0}], "needs a name"),
+        ([{"name": "length", "wieght": 1.0}], "'length' has the unknown key 'wieght' (did you mean 'weight'?)"),
+        ([{"name": "repetition", "weight": "high"}], "has the weight 'high': write a number"),
+        ([{"name": "repetition", "weight": True}], "has the weight True"),
+        ([{"name": "repetition", "weight": math.nan}], "has the weight nan"),
+        ([{"name": "repetition", "kwargs": [1]}], "has the kwargs [1]: write a mapping"),
+        ([{"name": "repetition", "kwargs": {"m": 1}}], "'repetition' has no argument 'm': its arguments are n"),
+        ([{"name": "sentiment", "kwargs": {"n": 1}}], "its arguments are none"),
+        ([{"name": "length", "kwargs": {**BAND, "units": "words"}}], "no argument 'units' (did you mean 'unit'?)"),
+        ([{"name": "length", "kwargs": {"minimum": 1}}], "'length' needs maximum: write them under kwargs"),
+        ([{"name": "length", "kwargs": {**BAND, "edge": "wide"}}], "'length' does not take these kwargs: TypeError"),
+        (["no_such_package.module.f"], "there is no module 'no_such_package' on the Python path"),
+        (["trl_ext.rewards.text:completion"], "has no 'completion': did you mean 'completion_text'?"),
+        (["nowhere/rewards.py:f"], "There is no reward file 'nowhere/rewards.py'"),
+        (["rewards.py"], "no function in it: write rewards.py:my_reward"),
+        ([":f"], "is no path of a reward"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_write(spec, said):
+    assert said in refused(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("at_least", {"treshold": 3}, "no argument 'treshold' (did you mean 'threshold'?)"),
+        ("at_least", {"completions": 3}, "no argument 'completions'"),
+        ("narrow", {}, "cannot be called as TRL does"),
+        ("make_nothing", {}, "cannot be called as TRL does"),
+        ("Constant", {"valeu": 3}, "no argument 'valeu' (did you mean 'value'?)"),
+        ("NUMBER", {}, "is no function but int"),
+        ("wordcount", {}, "has no 'wordcount': did you mean 'word_count'?"),
+    ],
+)
+def test_a_mistake_about_an_own_function_is_answered_too(own, name, kwargs, said):
+    assert said in refused([{"name": f"{own}:{name}", "kwargs": kwargs}])
+
+
+def test_an_own_file_that_fails_is_told_apart_from_one_that_is_missing(tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text("import no_such_library_of_mine\n")
+    said = refused(f"{tmp_path}/broken_rewards.py:f")
+    assert "cannot be imported: ModuleNotFoundError: No module named 'no_such_library_of_mine'" in said
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "cannot be imported: ModuleNotFoundError" in refused("broken_rewards:f")
+    (tmp_path / "broken_rewards.py").write_text("def f(prompts, completions, **kwargs): return [1.0]\n")
+    assert ask(one(f"{tmp_path}/broken_rewards.py:f")[0], "a") == [1.0]  # mended, it loads
