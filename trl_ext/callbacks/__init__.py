@@ -1,0 +1,6 @@
+"""Callbacks for any TRL trainer: put one in `callbacks=[...]`."""
+
+from trl_ext.callbacks.ppo_monitoring import PPOMonitoringCallback
+from trl_ext.callbacks.stopping import TrainingStopped
+
+__all__ = ["PPOMonitoringCallback", "TrainingStopped"]

@@ -1,0 +1,150 @@
+"""The files of a run: `metrics.jsonl` and `alerts.jsonl`, a line at a time, and `summary.json` at the end."""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trl_ext.monitor.alerts import Alert
+from trl_ext.monitor.lines import metrics_line
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.strict_json import to_strict_json
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE, ALERTS_FILE, SUMMARY_FILE = "metrics.jsonl", "alerts.jsonl", "summary.json"
+_TAIL_BYTES = 1 << 16
+
+
+class LineFile:
+    """Appends lines to a file, each in one write, and never raises.
+
+    Unbuffered, so that a killed run leaves at most one broken line, its last; the next append starts on a fresh one.
+    """
+
+    def __init__(self, path: Path, on_error: Callable[[Path, OSError], None]):
+        self._path = path
+        self._on_error = on_error
+        self._file: BinaryIO | None = None
+        self._fresh = True
+        self.session = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - held open for the whole run
+            tail = _tail(path)
+        except OSError as error:
+            on_error(path, error)
+            return
+        if tail:
+            self._fresh = tail.endswith(b"\n")
+            sessions = [record.get("session", 0) for record in _records(tail)]
+            self.session = 1 + max((s for s in sessions if isinstance(s, int)), default=0)
+
+    def append(self, line: str) -> None:
+        if self._file is None:
+            return
+        data = (line if self._fresh else "\n" + line).encode() + b"\n"
+        try:
+            self._fresh = self._file.write(data) == len(data)
+        except OSError as error:
+            self._on_error(self._path, error)
+            self._fresh = False
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RunFiles:
+    """Writes the files of one run into `folder`. The main process alone holds one.
+
+    A line of `metrics.jsonl` is flat: `step`, `session`, every scalar as logged, and under its canonical name. A line
+    of `alerts.jsonl` is an alert with `event` (`opened`, `raised`, `recovered`) and `session`. `session` is 0 for the
+    first run in the folder and one more for each run that appends. Both are strict JSON: NaN is `null` and named in
+    `nonfinite`. What cannot be written is lost after one warning; nothing here raises.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        self._warned = False
+        self.closed = False
+        self._metrics = LineFile(self.folder / METRICS_FILE, self._warn)
+        self._alerts = LineFile(self.folder / ALERTS_FILE, self._warn)
+        self.session = max(self._metrics.session, self._alerts.session)
+
+    def log(self, row: Row, extra: dict[str, float] | None = None) -> None:
+        """Appends one log; `extra` are numbers the trainer did not log, such as `system/rss_mb`."""
+        self._metrics.append(metrics_line(row, self.session, extra or {}))
+
+    def alert(self, alert: Alert, event: str) -> None:
+        self._alerts.append(to_strict_json({"session": self.session, "event": event, **alert.to_dict()}))
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """Replaces `summary.json` in one move, so that a reader never sees half of it."""
+        path = self.folder / SUMMARY_FILE
+        try:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(json.loads(to_strict_json(summary)), indent=2) + "\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            self._warn(path, error)
+
+    def close(self) -> None:
+        self.closed = True
+        self._metrics.close()
+        self._alerts.close()
+
+    def _warn(self, path: Path, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("Cannot write %s (%s); training goes on, what cannot be written is lost.", path, error)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a `metrics.jsonl` in step order, with NaN where `nonfinite` says so (an infinity reads as NaN too).
+
+    A run that was killed may have logged steps after its last checkpoint, and the resumed run logs them again: from the
+    first step of a later session on, the rows of the earlier ones are dropped. Broken lines are skipped.
+
+    Raises:
+        OSError: no such file.
+    """
+    rows = [row for row in _records(Path(path).read_bytes()) if isinstance(row.get("step"), int)]
+    first: dict[int, int] = {}
+    for row in rows:
+        session = row.setdefault("session", 0)
+        first[session] = min(row["step"], first.get(session, row["step"]))
+    limit = {s: min((step for later, step in first.items() if later > s), default=None) for s in first}
+    kept = []
+    for row in rows:
+        end = limit[row["session"]]
+        if end is None or row["step"] < end:
+            row.update(dict.fromkeys(row.pop("nonfinite", ()), float("nan")))
+            kept.append(row)
+    return sorted(kept, key=lambda row: row["step"])
+
+
+def _tail(path: Path) -> bytes:
+    """The last lines of a file, enough of them to hold a whole one; `b""` for what is empty or no regular file."""
+    size = path.stat().st_size
+    if size == 0 or not path.is_file():
+        return b""
+    with open(path, "rb") as file:
+        file.seek(max(0, size - _TAIL_BYTES))
+        return file.read()
+
+
+def _records(data: bytes) -> list[dict[str, Any]]:
+    """The JSON objects among the lines; others are what a killed run left."""
+    records = []
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # also a line cut inside a UTF-8 character
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records

@@ -1,0 +1,77 @@
+"""One log as the rules see it. Reading a log never raises and never changes it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from trl_ext.monitor.metrics import canonical_names
+
+_UNUSABLE = object()
+_NOT_A_NUMBER = frozenset({bool, str, type(None)})
+
+
+@dataclass(slots=True)
+class Row:
+    """One log. A metric is in exactly one of the first three; a key that was not logged is in none.
+
+    Attributes:
+        metrics: finite numbers by canonical name.
+        nonfinite: NaN and infinities by canonical name.
+        absent: canonical names that came as `None`, which means no data.
+        logged: every scalar under the key it was logged with (number, bool, string or `None`).
+        plain: all of `logged` are finite numbers, as in nearly every log.
+    """
+
+    step: int
+    metrics: dict[str, float]
+    nonfinite: dict[str, float]
+    absent: list[str]
+    logged: dict[str, Any]
+    plain: bool = True
+
+
+def read_row(step: int, logs: Mapping[str, Any]) -> Row:
+    """Reads one log. Numbers may be Python's, NumPy's or torch's; what is not a scalar is left out."""
+    row = Row(step, {}, {}, [], {})
+    metrics, logged, isfinite = row.metrics, row.logged, math.isfinite
+    for name, (key, value) in zip(canonical_names(tuple(logs)), logs.items(), strict=True):
+        if type(value) is not float:
+            if name is None and not isinstance(key, str):
+                continue
+            value = _scalar(value)
+            if value is _UNUSABLE:
+                continue
+        logged[key] = value
+        if value.__class__ in _NOT_A_NUMBER:
+            row.plain = False
+            if value is None:
+                row.absent.append(name or key)
+        elif not isfinite(value):
+            row.plain = False
+            row.nonfinite[name or key] = value
+        elif name is not None:
+            metrics[name] = value
+    return row
+
+
+def _scalar(value: Any) -> Any:
+    """A plain number, bool, string or `None`; `_UNUSABLE` for anything else."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    try:
+        if not isinstance(value, Real):
+            # NumPy and torch scalars, zero-dimensional or of one element
+            value = value.item()
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, int) and abs(value) < 2**63:
+            return int(value)
+        return float(value) if isinstance(value, Real) else _UNUSABLE
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return _UNUSABLE

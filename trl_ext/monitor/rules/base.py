@@ -1,0 +1,96 @@
+"""What a rule is: a pure decision on canonical metrics, with its own streaming state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.statistics import Statistic
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule's verdict that something is wrong in this log. Fields as in `Alert`."""
+
+    severity: Severity
+    metric: str
+    value: float
+    message: str
+    advice: str
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+class Verdict(Enum):
+    """The two other verdicts. Only `HEALTHY` lets an open alert close; a log without the metric says nothing."""
+
+    HEALTHY = "healthy"
+    NO_DATA = "no data"
+
+
+class Rule:
+    """One rule. A subclass names itself and writes `check`; its state is every `Statistic` it holds.
+
+    Attributes:
+        name: also the first part of its thresholds' names.
+        statistical: judges against the run's own history, so that the engine keeps it quiet during warm-up.
+        close_after: healthy logs in a row after which its alert closes.
+
+    Args:
+        limits: this rule's thresholds without the `<name>.`.
+        window: how many logs a rolling statistic remembers.
+    """
+
+    name: ClassVar[str]
+    statistical: ClassVar[bool] = False
+    close_after: ClassVar[int] = 5
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        self.limits = limits
+        self.window = window
+
+    def check(self, row: Row) -> Finding | Verdict:
+        """Judges one log. Called once a log, in order; takes constant time."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return {name: part.state_dict() for name, part in vars(self).items() if isinstance(part, Statistic)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in vars(self).items():
+            if isinstance(part, Statistic):
+                part.load_state_dict(state[name])
+
+
+class Levels(Statistic):
+    """The worst severity whose condition has held for enough logs in a row.
+
+    Args:
+        needed: how many in a row each severity takes, in ascending order of severity.
+    """
+
+    def __init__(self, needed: Mapping[Severity, float]):
+        self._severities = tuple(needed)
+        self._needed = tuple(needed.values())
+        self._streaks = [0] * len(needed)
+
+    def push(self, *holds: bool) -> Severity | Verdict:
+        """Args:
+            holds: whether this log meets the condition of each severity, in the order of `needed`.
+        Returns:
+            The severity; `HEALTHY` when no condition holds; `NO_DATA` while one holds but not for long enough.
+        """
+        worst: Severity | Verdict = Verdict.HEALTHY
+        for i, hold in enumerate(holds):
+            self._streaks[i] = self._streaks[i] + 1 if hold else 0
+            if self._streaks[i] >= self._needed[i]:
+                worst = self._severities[i]
+        return Verdict.NO_DATA if worst is Verdict.HEALTHY and True in holds else worst
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(zip(self._severities, self._streaks, strict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._streaks = [int(state[severity]) for severity in self._severities]

@@ -1,0 +1,52 @@
+"""Entropy of the policy."""
+
+from collections.abc import Mapping
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.statistics import Start
+
+SEVERITIES = (Severity.WARNING, Severity.ERROR)
+
+
+class EntropyCollapse(Rule):
+    """The entropy per token stays below a fifth of its start, in a run that optimises a reward.
+
+    Sees: `entropy` or `policy/entropy_avg`, never `objective/entropy`, which padding made negative before trl#6121.
+    Only logs with a reward: in SFT a falling entropy is the goal. The start is the median of the first few logs.
+    Matters: without exploration all completions of a group are alike, and nothing more is learnt.
+    Source: arXiv 2505.22617. Default: 20% of the start is a warning, 5% an error; a ratio, so no unit or vocabulary
+    enters; five logs in a row, since the entropy of a small batch varies by a factor of two and more.
+    """
+
+    name = "entropy_collapse"
+    statistical = True
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._start = Start(int(limits["start_logs"]))
+        self._fractions = [limits[f"{severity}_fraction"] for severity in SEVERITIES]
+        self._levels = Levels(dict.fromkeys(SEVERITIES, limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("entropy_per_token")
+        if value is None or "reward" not in row.metrics:
+            return Verdict.NO_DATA
+        self._start.push(value)
+        start = self._start.level
+        if start is None or start <= 0:
+            return Verdict.NO_DATA
+        fraction = value / start
+        verdict = self._levels.push(*(fraction < limit for limit in self._fractions))
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "entropy_per_token", value,
+            f"entropy is {value:.3g} nats a token, {fraction:.0%} of its start ({start:.3g}), below "
+            f"{self._fractions[SEVERITIES.index(verdict)]:.0%} for {self.limits['logs']:g} logs in a row",
+            "1. The reward pays for one kind of text: read completions and reward function. 2. learning_rate is "
+            "too high or the KL penalty too weak: raise kl_coef (PPO) or beta (GRPO, RLOO). 3. It explores too little: "
+            "set entropy_coef (GRPO), raise epsilon_high or temperature.",
+            {"start": start, "fraction": fraction},
+        )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Numbers that are none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.statistics import Statistic, Streak
+
+# The most telling first: a NaN reward explains a NaN gradient, not the other way round. Left out because healthy runs
+# have them: ratio_variance (of a single number on stock PPO), standard deviations over one completion, the explained
+# variance of constant returns.
+WATCHED = (
+    "reward", "reward_with_kl", "kl_penalty", "mean_reward", "rewards/chosen", "rewards/rejected", "rewards/margins",
+    "logps/chosen", "logps/rejected", "kl_per_sequence", "kl_per_token", "kl_kto", "entropy_per_token",
+    "entropy_per_sequence", "ratio_mean", "approx_kl", "value_loss", "policy_loss", "loss", "grad_norm",
+)  # fmt: skip
+
+
+class NonfiniteMetric(Rule):
+    """A metric that must be a number is NaN, infinite, or `None` after it had been a number.
+
+    Sees: rewards, log-probabilities, KL, entropy, ratio, losses and grad_norm. TRL >= 1.0 logs `None` when every value
+    was NaN, and `logging_nan_inf_filter` hides a NaN loss (0.0 on the first step), so the loss alone proves nothing.
+    One reward function without a number is healthy (TRL: it does not apply to this batch) as long as another has one.
+    Matters: the next update writes NaN into every weight, and PPO's next `generate` raises.
+    Source: TRL_FACTS; trl#1199, trl#1447, open-r1#704. Default: at once, `critical`; grad_norm alone may be allowed
+    some logs in a row (`grad_norm_logs`), since a loss scaler skips such a step.
+    """
+
+    name = "nonfinite_metric"
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._seen = _Names()
+        self._grad_norm_streak = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        bad = self._bad(row) if row.nonfinite or row.absent else {}
+        self._seen.names.update(row.metrics)
+        streak = self._grad_norm_streak.push("grad_norm" in bad)
+        if not bad:
+            return Verdict.HEALTHY if row.metrics else Verdict.NO_DATA
+        if set(bad) == {"grad_norm"} and streak < self.limits["grad_norm_logs"]:
+            return Verdict.NO_DATA
+        metric = next(iter(bad))
+        named = ", ".join(f"{name} is {_word(value)}" for name, value in bad.items())
+        value = bad[metric]
+        return Finding(
+            Severity.CRITICAL, metric, float("nan") if value is None else value,
+            f"{named}{_masked_loss(row, bad)}", _advice(set(bad)), {"metrics": {n: _word(v) for n, v in bad.items()}},
+        )  # fmt: skip
+
+    def _bad(self, row: Row) -> dict[str, float | None]:
+        """What is no number, the most telling first."""
+        lost: dict[str, float | None] = {name: None for name in row.absent if name in self._seen.names}
+        lost.update(row.nonfinite)
+        bad = {name: lost[name] for name in WATCHED if name in lost}
+        functions = {name: value for name, value in lost.items() if _is_function(name)}
+        return bad if any(map(_is_function, row.metrics)) else {**functions, **bad}
+
+
+class _Names(Statistic):
+    """The metrics that have been a number."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": sorted(self.names)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names = set(state["names"])
+
+
+def _is_function(name: str) -> bool:
+    """Whether it is the mean of one reward function."""
+    return name.startswith("reward/") and name.endswith("/mean")
+
+
+def _word(value: float | None) -> str:
+    return "None after a number (TRL's way of saying that every value was NaN)" if value is None else str(value)
+
+
+def _masked_loss(row: Row, bad: Mapping[str, Any]) -> str:
+    if "loss" in bad or "loss" not in row.metrics:
+        return ""
+    return f"; loss shows {row.metrics['loss']:g}, but logging_nan_inf_filter would hide a NaN there"
+
+
+def _advice(bad: set[str]) -> str:
+    if any(name.startswith(("reward/", "reward_")) or name in ("reward", "mean_reward") for name in bad):
+        cause = "a reward function or reward_model returned NaN or None for a whole batch: test it on these completions"
+    elif bad == {"grad_norm"}:
+        cause = "the backward pass overflowed: use bf16=True instead of fp16, lower learning_rate or max_grad_norm"
+    elif "rewards/chosen" not in bad and {"rewards/rejected", "logps/rejected"} & bad:
+        cause = "only the rejected side: an empty or fully truncated completion there; filter them or raise max_length"
+    else:
+        cause = "overflow: load the models in bf16 or float32 rather than float16 and lower learning_rate"
+    return f"1. {cause}. 2. The weights may hold NaN already: resume_from_checkpoint an earlier checkpoint."

@@ -1,0 +1,73 @@
+"""The critic."""
+
+import math
+from collections.abc import Mapping
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Largest, LowestLevel, Start, Window
+
+REWARD_SHARE = 0.1  # a value loss below this share of the reward variance is no trouble, however much it has grown
+START_SHARE = 0.1  # and so is one below this share of what the untrained critic started with
+SMALLEST_NOISE = 0.05  # of the log, so that a constant history does not make every change infinitely unlikely
+
+
+class ValueLossDivergence(Rule):
+    """The value loss stays many times above its calmest stretch, and far outside its own noise.
+
+    Sees: `loss/value_avg` on a logarithmic scale, against the lowest median its window has had (a rolling median would
+    follow a slow rise). That level is never taken below a tenth of the start or of the largest reward variance seen:
+    a critic of a reward that was dead until now has not diverged when the reward comes alive.
+    Matters: advantages are rewards minus values, so a lost critic turns the policy gradient into noise.
+    Source: no published range, hence growth against the run itself. Default: 10 times and 4 robust standard deviations
+    is a warning, 100 times an error, three logs in a row. With an explained variance above 0 the critic still
+    explains the returns, so it stays a warning.
+    """
+
+    name = "value_loss_divergence"
+    statistical = True
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._start = Start(int(limits["start_logs"]))
+        self._logs = Window(window)
+        self._calm = LowestLevel()
+        self._reward_std = Largest()
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("value_loss")
+        self._reward_std.push(abs(row.metrics.get("reward_std", 0.0)))
+        if value is None or value <= 0:  # exactly 0 has no logarithm, and is no divergence
+            return Verdict.NO_DATA
+        self._start.push(value)
+        self._logs.push(math.log(value))
+        start = self._start.level
+        if start is None:
+            return Verdict.NO_DATA
+        self._calm.push(self._logs)
+        assert self._calm.location is not None
+        floor = max(START_SHARE * start, REWARD_SHARE * self._reward_std.value**2)
+        calm = max(math.exp(self._calm.location), floor)
+        growth = value / calm
+        z = math.log(growth) / max(MAD_TO_SIGMA * self._calm.scale, SMALLEST_NOISE)
+        unlikely = z >= self.limits["min_z"]
+        lost = row.metrics.get("explained_variance", -1.0) <= 0
+        verdict = self._levels.push(
+            unlikely and growth >= self.limits["warning_growth"],
+            unlikely and growth >= self.limits["error_growth"] and lost,
+        )
+        if isinstance(verdict, Verdict):
+            return verdict
+        return self._finding(verdict, value, calm, growth)
+
+    def _finding(self, severity: Severity, value: float, calm: float, growth: float) -> Finding:
+        pace = math.exp(self._logs.slope()) - 1
+        return Finding(
+            severity, "value_loss", value,
+            f"value loss is {value:.3g}, {growth:.3g} times its calmest level ({calm:.3g}), lately {pace:+.0%} a log",
+            "1. learning_rate or vf_coef is too high for the value model. 2. The returns grow: look at the scale of "
+            "the reward and at the KL. 3. Clip or scale: lower cliprange_value, set whiten_rewards=True.",
+            {"calm_level": calm, "growth": growth, "change_per_log": pace},
+        )  # fmt: skip
