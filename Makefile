@@ -57,7 +57,8 @@ smoke: $(VENV)/.installed-recipes ## every recipe, three steps each
 		HF_HUB_OFFLINE=1 $(LAUNCH) recipes/$$name.py --config recipes/$$name.yaml \
 		--max_steps 3 --output_dir $(RUNS)/smoke/$$name $(ARGS) || exit 1; done
 
-test: test-current test-trl112 ## the tests, on current TRL and on TRL 1.12
+test: ## the tests, on current TRL and on TRL 1.12
+	@$(MAKE) --no-print-directory --keep-going test-current test-trl112
 test-current: $(VENV)/.installed-all ## the tests on current TRL
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(CORES) $(PYTEST_ARGS)
 test-trl112: $(VENV_TRL112)/.installed-all ## the tests on TRL 1.12, the last with its own PPO
