@@ -1,6 +1,7 @@
 """Callbacks for any TRL trainer: put one in `callbacks=[...]`."""
 
+from trl_ext.callbacks.console import ConsoleCallback
 from trl_ext.callbacks.ppo_monitoring import PPOMonitoringCallback
 from trl_ext.callbacks.stopping import TrainingStopped
 
-__all__ = ["PPOMonitoringCallback", "TrainingStopped"]
+__all__ = ["ConsoleCallback", "PPOMonitoringCallback", "TrainingStopped"]

@@ -1,5 +1,6 @@
 """What the monitor says."""
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -66,7 +67,10 @@ class Alert:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Alert":
-        """From `to_dict`, or from a line of `alerts.jsonl` (whose further keys are ignored)."""
+        """From `to_dict`, or from strict JSON such as a line of `alerts.jsonl`: further keys are ignored, and a number
+        that was not finite reads as NaN."""
         known = {f.name: record[f.name] for f in fields(cls)}
-        value = float("nan") if known["value"] is None else known["value"]
-        return cls(**{**known, "value": value, "severity": Severity(known["severity"])})
+        known["severity"] = Severity(known["severity"])
+        known["value"] = math.nan if known["value"] is None else known["value"]
+        known["evidence"] = {key: math.nan if item is None else item for key, item in known["evidence"].items()}
+        return cls(**known)

@@ -1,4 +1,4 @@
-"""The files of a run: `metrics.jsonl` and `alerts.jsonl`, a line at a time, and `summary.json` at the end."""
+"""Writes the files of a run: `metrics.jsonl` and `alerts.jsonl`, a line at a time, and `summary.json` at the end."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from trl_ext.monitor.alerts import Alert
 from trl_ext.monitor.lines import metrics_line
+from trl_ext.monitor.reading import read_records
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.strict_json import to_strict_json
 
@@ -39,7 +40,7 @@ class LineFile:
             return
         if tail:
             self._fresh = tail.endswith(b"\n")
-            sessions = [record.get("session", 0) for record in _records(tail)]
+            sessions = [record.get("session", 0) for record in read_records(tail)]
             self.session = 1 + max((s for s in sessions if isinstance(s, int)), default=0)
 
     def append(self, line: str) -> None:
@@ -103,30 +104,6 @@ class RunFiles:
             logger.warning("Cannot write %s (%s); training goes on, what cannot be written is lost.", path, error)
 
 
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl` in step order, with NaN where `nonfinite` says so (an infinity reads as NaN too).
-
-    A run that was killed may have logged steps after its last checkpoint, and the resumed run logs them again: from the
-    first step of a later session on, the rows of the earlier ones are dropped. Broken lines are skipped.
-
-    Raises:
-        OSError: no such file.
-    """
-    rows = [row for row in _records(Path(path).read_bytes()) if isinstance(row.get("step"), int)]
-    first: dict[int, int] = {}
-    for row in rows:
-        session = row.setdefault("session", 0)
-        first[session] = min(row["step"], first.get(session, row["step"]))
-    limit = {s: min((step for later, step in first.items() if later > s), default=None) for s in first}
-    kept = []
-    for row in rows:
-        end = limit[row["session"]]
-        if end is None or row["step"] < end:
-            row.update(dict.fromkeys(row.pop("nonfinite", ()), float("nan")))
-            kept.append(row)
-    return sorted(kept, key=lambda row: row["step"])
-
-
 def _tail(path: Path) -> bytes:
     """The last lines of a file, enough of them to hold a whole one; `b""` for what is empty or no regular file."""
     size = path.stat().st_size
@@ -135,16 +112,3 @@ def _tail(path: Path) -> bytes:
     with open(path, "rb") as file:
         file.seek(max(0, size - _TAIL_BYTES))
         return file.read()
-
-
-def _records(data: bytes) -> list[dict[str, Any]]:
-    """The JSON objects among the lines; others are what a killed run left."""
-    records = []
-    for line in data.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # also a line cut inside a UTF-8 character
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records

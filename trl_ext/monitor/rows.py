@@ -37,9 +37,9 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
     row = Row(step, {}, {}, [], {})
     metrics, logged, isfinite = row.metrics, row.logged, math.isfinite
     for name, (key, value) in zip(canonical_names(tuple(logs)), logs.items(), strict=True):
+        if name is None and not isinstance(key, str):
+            continue
         if type(value) is not float:
-            if name is None and not isinstance(key, str):
-                continue
             value = _scalar(value)
             if value is _UNUSABLE:
                 continue

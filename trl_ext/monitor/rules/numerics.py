@@ -1,5 +1,6 @@
 """Numbers that are none."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ WATCHED = (
     "logps/chosen", "logps/rejected", "kl_per_sequence", "kl_per_token", "kl_kto", "entropy_per_token",
     "entropy_per_sequence", "ratio_mean", "approx_kl", "value_loss", "policy_loss", "loss", "grad_norm",
 )  # fmt: skip
+_WATCHED = frozenset(WATCHED)
 
 
 class NonfiniteMetric(Rule):
@@ -41,15 +43,14 @@ class NonfiniteMetric(Rule):
         self._seen.names.update(row.metrics)
         streak = self._grad_norm_streak.push("grad_norm" in bad)
         if not bad:
-            return Verdict.HEALTHY if row.metrics else Verdict.NO_DATA
+            return Verdict.NO_DATA if _WATCHED.isdisjoint(row.metrics) else Verdict.HEALTHY
         if set(bad) == {"grad_norm"} and streak < self.limits["grad_norm_logs"]:
             return Verdict.NO_DATA
-        metric = next(iter(bad))
-        named = ", ".join(f"{name} is {_word(value)}" for name, value in bad.items())
-        value = bad[metric]
+        (metric, value), *others = bad.items()
+        also = f" (also {', '.join(name for name, _ in others)})" if others else ""
         return Finding(
-            Severity.CRITICAL, metric, float("nan") if value is None else value,
-            f"{named}{_masked_loss(row, bad)}", _advice(set(bad)), {"metrics": {n: _word(v) for n, v in bad.items()}},
+            Severity.CRITICAL, metric, math.nan if value is None else value,
+            f"{metric} is {_word(value)}{also}{_masked_loss(row, bad)}", _advice(set(bad)), {"metrics": list(bad)},
         )  # fmt: skip
 
     def _bad(self, row: Row) -> dict[str, float | None]:
@@ -80,7 +81,7 @@ def _is_function(name: str) -> bool:
 
 
 def _word(value: float | None) -> str:
-    return "None after a number (TRL's way of saying that every value was NaN)" if value is None else str(value)
+    return "None after a number, as TRL writes when every value was NaN" if value is None else str(value)
 
 
 def _masked_loss(row: Row, bad: Mapping[str, Any]) -> str:

@@ -1,0 +1,75 @@
+import pytest
+
+from trl_ext.monitor.rows import read_row
+from trl_ext.monitor.rules import RULES, Finding, Verdict
+from trl_ext.monitor.thresholds import resolve_thresholds
+
+
+def severities(key, values, **others):
+    rule = RULES["kl_high"](resolve_thresholds()["kl_high"])
+    verdicts = [rule.check(read_row(i, {key: value, **others})) for i, value in enumerate(values)]
+    return [v.severity if isinstance(v, Finding) else None for v in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "last"),
+    [
+        ("objective/kl", (10, 10, 10, 10), None),
+        ("objective/kl", (10.1, 10.1, 10.1), "warning"),
+        ("objective/kl", (30, 30, 30), "warning"),
+        ("objective/kl", (30.1, 30.1, 30.1), "error"),
+        ("objective/kl", (100, 100, 100), "error"),
+        ("objective/kl", (100.1, 100.1, 100.1), "critical"),
+        ("objective/kl", (-5, -5, -5), None),
+        ("kl", (0.5, 0.5, 0.5), None),
+        ("kl", (0.51, 0.51, 0.51), "warning"),
+        ("kl", (2.1, 2.1, 2.1), "error"),
+        ("kl", (10.1, 10.1, 10.1), "critical"),
+        ("kl", (9.9, 9.9, 9.9), "error"),
+    ],
+)
+def test_bands(key, values, last):
+    assert severities(key, values)[-1] == last
+
+
+def test_it_takes_three_logs_in_a_row():
+    assert severities("objective/kl", (12, 12, 9, 12, 12, 12)) == [None] * 5 + ["warning"]
+
+
+def test_one_spike_never_counts_however_large():
+    assert severities("objective/kl", (1, 1e9, 1, 1e9, 1)) == [None] * 5
+    assert severities("kl", (0.0002, 4.185, 0.007)) == [None] * 3
+
+
+def test_severity_is_that_which_held_throughout():
+    assert severities("objective/kl", (200, 12, 40)) == [None, None, "warning"]
+
+
+def test_short_completions_are_judged_by_their_sum():
+    assert severities("kl", (0.8,) * 4, **{"completions/mean_length": 12.0}) == [None] * 4
+    assert severities("kl", (0.8,) * 4, **{"completions/mean_length": 13.0})[-1] == "warning"
+
+
+def test_where_the_sum_is_logged_the_mean_per_token_is_not_judged():
+    assert severities("kl", (5.0,) * 4, **{"objective/kl": 8.0}) == [None] * 4
+
+
+def test_kto_and_missing_keys_say_nothing():
+    rule = RULES["kl_high"](resolve_thresholds()["kl_high"])
+    assert [rule.check(read_row(i, {"kl": 50.0, "logps/chosen": -1.0})) for i in range(4)] == [Verdict.NO_DATA] * 4
+    assert rule.check(read_row(9, {"loss": 1.0})) is Verdict.NO_DATA
+
+
+def test_on_the_way_to_an_alert_it_is_not_healthy():
+    rule = RULES["kl_high"](resolve_thresholds()["kl_high"])
+    verdicts = [rule.check(read_row(i, {"objective/kl": value})) for i, value in enumerate((5, 12))]
+    assert verdicts == [Verdict.HEALTHY, Verdict.NO_DATA]
+
+
+def test_the_alert_names_the_numbers_and_the_options():
+    rule = RULES["kl_high"](resolve_thresholds()["kl_high"])
+    for i in range(3):
+        found = rule.check(read_row(i, {"objective/kl": 12.34}))
+    assert "12.3" in found.message and "10" in found.message
+    for option in ("kl_coef", "beta", "learning_rate", "num_ppo_epochs", "kl_high.per_sequence_warning"):
+        assert option in found.advice
