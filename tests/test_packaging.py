@@ -120,3 +120,25 @@ def test_the_wheel_carries_every_file_of_the_package_and_the_licence(tmp_path):
     missing = {path.relative_to(ROOT).as_posix() for path in files} - packed
     assert not missing, f"not in the wheel, extend package-data in pyproject.toml: {sorted(missing)}"
     assert any(name.endswith("licenses/LICENSE") for name in packed)
+
+
+def test_make_help_names_every_command():
+    (line,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = subprocess.run(["make", "-C", ROOT, "help"], check=True, capture_output=True, text=True).stdout
+    assert set(line.split()) == set(re.findall(r"^make ([\w-]+) +\S", text, flags=re.MULTILINE))
+
+
+def test_make_ppo_launches_the_recipe_with_its_configuration_and_the_arguments_given():
+    command = ["make", "-n", "-C", ROOT, "ppo", "DEVICE=cpu", "CORES=3", "ARGS=--seed 1"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert (
+        ".venv/bin/accelerate launch --config_file accelerate_configs/cpu.yaml --num_cpu_threads_per_process 3 "
+        "recipes/ppo.py --config recipes/ppo.yaml --seed 1\n"
+    ) in text
+
+
+def test_an_old_python_is_refused_in_one_line(tmp_path):
+    command = ["make", "-C", ROOT, "ppo", "PYTHON=false", f"VENV={tmp_path}/none"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "trl_ext needs Python 3.11 or newer, 'false' is not: make ppo PYTHON=" in done.stderr
