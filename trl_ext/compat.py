@@ -1,7 +1,10 @@
 """Which PPO: the stock trainer where TRL ships it (until 1.12), trl_ext's elsewhere. One script serves both."""
 
+import contextlib
+import importlib
 import os
 import warnings
+from typing import Any
 
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
@@ -11,13 +14,10 @@ from .rewards import as_reward_model
 from .trainers import PPOConfig as OurPPOConfig
 from .trainers import PPOTrainer as OurPPOTrainer
 
-try:
-    with warnings.catch_warnings():  # TRL warns about everything under `trl.experimental`
-        warnings.simplefilter("ignore")
-        from trl.experimental.ppo import PPOConfig as StockPPOConfig
-        from trl.experimental.ppo import PPOTrainer as StockPPOTrainer
-except ImportError:
-    StockPPOConfig = StockPPOTrainer = None
+STOCK: Any = None
+with contextlib.suppress(ImportError), warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # TRL warns about everything under `trl.experimental`
+    STOCK = importlib.import_module("trl.experimental.ppo")
 
 
 def ppo_classes(implementation: str | None = None) -> tuple[type, type]:
@@ -32,11 +32,11 @@ def ppo_classes(implementation: str | None = None) -> tuple[type, type]:
     implementation = implementation or os.environ.get("TRL_EXT_PPO", "auto")
     if implementation not in ("auto", "stock", "trl_ext"):
         raise UserError(f"TRL_EXT_PPO={implementation!r}: use 'auto', 'stock' or 'trl_ext'.")
-    if implementation == "stock" and StockPPOTrainer is None:
+    if implementation == "stock" and STOCK is None:
         raise UserError("TRL dropped its PPO after 1.12: install trl==1.12.0, or use TRL_EXT_PPO=trl_ext.")
-    if implementation == "trl_ext" or StockPPOTrainer is None:
+    if implementation == "trl_ext" or STOCK is None:
         return OurPPOConfig, OurPPOTrainer
-    return StockPPOConfig, StockPPOTrainer
+    return STOCK.PPOConfig, STOCK.PPOTrainer
 
 
 def build_ppo_trainer(
@@ -60,7 +60,7 @@ def build_ppo_trainer(
         )  # fmt: skip
     tokenised = tokenise_prompts(train_dataset, processing_class)
     width = len(tokenised[0]["input_ids"])
-    return StockPPOTrainer(
+    return STOCK.PPOTrainer(
         args, processing_class, model, None,
         as_reward_model(reward_funcs, processing_class, reward_weights=reward_weights, prompt_length=width),
         tokenised, value_model_of(model), eval_dataset=tokenised.select(range(min(8, len(tokenised)))),
@@ -72,7 +72,9 @@ def tokenise_prompts(dataset: Dataset, processing_class) -> Dataset:
     """Prompts as `input_ids`, left-padded to the width of the longest: stock PPO pads a batch no further then."""
     if isinstance(dataset[0]["prompt"], list):
         ids = [
-            processing_class.apply_chat_template(p, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+            processing_class.apply_chat_template(p, add_generation_prompt=True, tokenize=True, return_dict=True)[
+                "input_ids"
+            ]
             for p in dataset["prompt"]
         ]
     else:

@@ -36,11 +36,12 @@ class PPOConfig(ReinforceLOOConfig):
 
     One *update* is one batch of rollouts, `per_device_train_batch_size * gradient_accumulation_steps` a process, and
     `num_ppo_epochs * num_mini_batches` optimizer steps on it. As in the stock trainer `logging_steps`, `save_steps`,
-    `eval_steps`, `warmup_steps` and `max_steps` count updates; the trainer turns them into optimizer steps, which is what
-    `state.global_step` counts. `loss_type="bnpo"` is the stock mean over the tokens of a micro-batch.
+    `eval_steps`, `warmup_steps` and `max_steps` count updates; the trainer turns them into optimizer steps, which is
+    what `state.global_step` counts. `loss_type="bnpo"` is the stock mean over the tokens of a micro-batch.
 
-    Different from the stock trainer, by intent: gradients are clipped to `max_grad_norm`, the learning rate is scheduled
-    by optimizer step (stock ignores the first and schedules by update), and moments are taken over all processes.
+    Different from the stock trainer, by intent: gradients are clipped to `max_grad_norm`, the learning rate is
+    scheduled by optimizer step (stock ignores the first and schedules by update), and moments are taken over all
+    processes.
     """
 
     learning_rate: float = field(default=3e-6, metadata={"help": "The initial learning rate for AdamW."})
@@ -49,7 +50,7 @@ class PPOConfig(ReinforceLOOConfig):
     disable_dropout: bool = field(default=True, metadata={"help": "As the stock trainer, which always does."})
     loss_type: str = field(default="bnpo", metadata={"help": "See `GRPOConfig`. 'bnpo' is the stock aggregation."})
     baseline: Literal["loo", "value"] = field(default="value", metadata={"help": "PPO's is the value function."})
-    num_generations: int | None = field(default=1, metadata={"help": "Completions a prompt; stock PPO has one."})
+    num_generations: int = field(default=1, metadata={"help": "Completions a prompt; stock PPO has one."})
     normalize_advantages: bool = field(default=True, metadata={"help": "As the stock trainer, which always does."})
 
     num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over one batch of rollouts."})
@@ -62,7 +63,9 @@ class PPOConfig(ReinforceLOOConfig):
     response_length: int = field(default=53, metadata={"help": "Longest completion, in tokens."})
     stop_token: Literal["eos"] | None = field(
         default=None,
-        metadata={"help": "'eos' ends a completion at the tokenizer's EOS. None: nothing does, as in the stock trainer."},
+        metadata={
+            "help": "'eos' ends a completion at the tokenizer's EOS. None: nothing does, as in the stock trainer."
+        },
     )
     stop_token_id: int | None = field(default=None, metadata={"help": "The token that ends a completion."})
     missing_eos_penalty: float | None = field(
@@ -86,7 +89,7 @@ class PPOConfig(ReinforceLOOConfig):
     mini_batch_size: int | None = field(default=None, metadata={"help": "Computed."})
     world_size: InitVar[int | None] = None  # accepted as stock does; `TrainingArguments` knows the number of processes
 
-    def __post_init__(self, world_size: int | None = None):  # type: ignore[override]
+    def __post_init__(self, world_size: int | None):
         self._take_stock_names()
         self._check_stock_options()
         super().__post_init__()
@@ -96,7 +99,9 @@ class PPOConfig(ReinforceLOOConfig):
         for name, stock in STOCK_NAMES.items():
             value, wanted = getattr(self, name), getattr(self, stock)
             if value not in (fields[name].default, wanted):
-                raise UserError(f"{name}={value} contradicts {stock}={wanted}: PPOConfig reads `{stock}`, set that one.")
+                raise UserError(
+                    f"{name}={value} contradicts {stock}={wanted}: PPOConfig reads `{stock}`, set that one."
+                )
             setattr(self, name, wanted)
 
     def _check_stock_options(self):
@@ -125,7 +130,7 @@ class PPOConfig(ReinforceLOOConfig):
         self.mini_batch_layout()
 
     def mini_batch_layout(self) -> tuple[int, int]:
-        """(per_device_train_batch_size, gradient_accumulation_steps) of one optimizer step: a mini-batch of the rollouts.
+        """(per_device_train_batch_size, gradient_accumulation_steps) of one optimizer step, on one mini-batch.
 
         Raises:
             UserError: `num_mini_batches` cuts through a micro-batch.
@@ -151,13 +156,13 @@ class PPOConfig(ReinforceLOOConfig):
         return self.num_ppo_epochs * self.num_mini_batches
 
     def in_optimizer_steps(self, dataset_length: int | None) -> "PPOConfig":
-        """A copy with everything that counts updates in optimizer steps, as `GRPOTrainer` counts. `self` stays as it is."""
+        """A copy in which what counts updates counts optimizer steps, as in `GRPOTrainer`. `self` stays as it is."""
         args = copy.copy(self)
         steps = self.optimizer_steps_per_update()
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self.mini_batch_layout()
         # completions an update stay what they were; with generation_batch_size given, GRPO has computed the steps
-        args.steps_per_generation = self.steps_per_generation * self.per_device_train_batch_size // (
-            args.per_device_train_batch_size
+        args.steps_per_generation = (
+            self.steps_per_generation * self.per_device_train_batch_size // (args.per_device_train_batch_size)
         )
         for name in IN_UPDATES:
             value = getattr(self, name)

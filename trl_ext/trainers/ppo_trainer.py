@@ -26,14 +26,14 @@ class PPOTrainer(ReinforceLOOTrainer):
     puts the score; the metrics take stock PPO's names besides TRL's.
 
     Args:
-        reward_model (`nn.Module`, callable or list of callables): what scores a completion. `reward_funcs=` is the same.
-        value_model (`nn.Module`, *optional*): with a `score` head, trained beside the policy. None: a scalar head on the
-            policy's own hidden states.
+        reward_model (`nn.Module`, callable or list of them): what scores a completion. `reward_funcs=` is the same.
+        value_model (`nn.Module`, *optional*): with a `score` head, trained beside the policy. None: a scalar head on
+            the policy's own hidden states.
         data_collator: ignored with a warning; prompts are padded only where they are generated from.
         kwargs: further arguments of `trl.GRPOTrainer` (`reward_processing_classes`, `tools`, `rollout_func`, ...).
     """
 
-    _tag_names = ["trl", "ppo"]
+    _tag_names = ["trl", "ppo"]  # noqa: RUF012 - as TRL declares it
     _name = "PPO"
 
     def __init__(self, args: PPOConfig, processing_class, model, ref_model=None, reward_model=None, train_dataset=None,
@@ -42,7 +42,9 @@ class PPOTrainer(ReinforceLOOTrainer):
         if train_dataset is None:
             raise UserError("`train_dataset` is required: pass one with a `prompt` or an `input_ids` column.")
         if (reward_model is None) == (reward_funcs is None):
-            raise UserError("Pass `reward_model` (a module with a `score` head, or functions) or `reward_funcs`: one of them.")
+            raise UserError(
+                "Pass one of `reward_model` (a module with a `score` head, or functions) and `reward_funcs`."
+            )
         if ref_model is not None and ref_model is model:
             raise UserError("`ref_model` is `model`: pass a copy of it, or None.")
         if data_collator is not None:
@@ -53,8 +55,8 @@ class PPOTrainer(ReinforceLOOTrainer):
         if args.disable_dropout:
             for module in modules:
                 disable_dropout_in_model(module)
-        self._prompt_token_ids = None  # of the batch at hand, where the data set is tokenised
-        self._start = None  # (time, episode) of the first log of this process
+        self._prompt_token_ids: list[list[int]] | None = None  # of the batch at hand, where the data set is tokenised
+        self._start: tuple[float, int] | None = None  # (time, episode) of the first log of this process
         length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
         super().__init__(
             model,
@@ -76,23 +78,23 @@ class PPOTrainer(ReinforceLOOTrainer):
         self._set_stop_tokens()
 
     def _set_stop_tokens(self):
-        """As stock PPO: exactly the token that `stop_token` or `stop_token_id` names; with neither, no token ends a text."""
+        """As stock PPO: just the token that `stop_token` or `stop_token_id` names; with neither, none ends a text."""
         args = self.args
-        if args.stop_token == "eos" and not hasattr(self, "eos_token_ids"):
-            return  # TRL before 1.14: the tokenizer's EOS, which is what is asked for
-        if not hasattr(self, "eos_token_ids") or self.use_vllm:
-            where = "vLLM" if self.use_vllm else "trl >= 1.14 (here the tokenizer's EOS always ends a completion)"
-            need = "does not work with" if self.use_vllm else "needs"
+        if self.use_vllm or not hasattr(self, "eos_token_ids"):  # vLLM, and TRL before 1.14, stop at EOS alone
             if args.stop_token == "eos":
                 return
-            raise UserError(f"stop_token={args.stop_token}, stop_token_id={args.stop_token_id} {need} {where}: set stop_token='eos'.")
+            raise UserError(
+                f"stop_token={args.stop_token}, stop_token_id={args.stop_token_id}: "
+                + ("not with vLLM" if self.use_vllm else "only with trl >= 1.14")
+                + ", where the tokenizer's EOS ends a completion: set stop_token='eos'."
+            )
         stop_id = self._tokenizer.eos_token_id if args.stop_token == "eos" else args.stop_token_id
         self.eos_token_ids = [] if stop_id is None else [stop_id]
         for config in (self.generation_config, self.accelerator.unwrap_model(self.model).generation_config):
             config.eos_token_id = stop_id
         self.generation_kwargs["eos_token_id"] = stop_id
 
-    # Rewards -----------------------------------------------------------------------------------------------------------
+    # Rewards --------------------------------------------------------------------------------------
 
     def _reward_function(self, scorer: nn.Module | Callable) -> Callable:
         """`scorer` as a TRL reward function. Functions stay what they are: TRL runs asynchronous ones together."""
@@ -119,7 +121,7 @@ class PPOTrainer(ReinforceLOOTrainer):
     def _value_mask(self, output, mask):
         return with_terminal_state(mask, output["completion_mask"])
 
-    # A tokenised data set ----------------------------------------------------------------------------------------------
+    # A tokenised data set -------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs):
         if "prompt" not in inputs[0] and "input_ids" in inputs[0]:
@@ -137,7 +139,7 @@ class PPOTrainer(ReinforceLOOTrainer):
             return super()._tokenize_prompts(prompts)
         return self._prompt_token_ids, None, {}
 
-    # Logs --------------------------------------------------------------------------------------------------------------
+    # Logs -----------------------------------------------------------------------------------------
 
     def log(self, logs, start_time=None):
         metrics = self._metrics["train"]

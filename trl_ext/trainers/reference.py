@@ -30,8 +30,8 @@ def is_peft(model, peft_config=None) -> bool:
 def copy_of_policy(model: PreTrainedModel) -> PreTrainedModel | None:
     """A copy of the policy as it is now, even where that differs from what its `name_or_path` holds.
 
-    None where a copy cannot be had, and TRL loads the reference by name: a policy given by name, or one whose parameters
-    ZeRO-3 has already partitioned.
+    None where a copy cannot be had, and TRL loads the reference by name: a policy given by name, or one whose
+    parameters ZeRO-3 has already partitioned.
     """
     if not isinstance(model, PreTrainedModel) or is_deepspeed_zero3_enabled():
         return None
@@ -40,7 +40,7 @@ def copy_of_policy(model: PreTrainedModel) -> PreTrainedModel | None:
 
 @contextmanager
 def no_reference_by_name(args, ref_model):
-    """GRPOTrainer loads a reference from `name_or_path` unless `beta` is 0: so it is, while it builds, if one is given."""
+    """GRPOTrainer loads a reference by name unless `beta` is 0: so it is, while it builds, if a reference is given."""
     beta, args.beta = args.beta, args.beta if ref_model is None else 0.0
     try:
         yield

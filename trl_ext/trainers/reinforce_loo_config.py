@@ -17,6 +17,7 @@ class ReinforceLOOConfig(GRPOConfig):
     group's standard deviation.
     """
 
+    num_generations: int = field(default=8, metadata={"help": "Completions a prompt; 1 needs baseline='value'."})
     beta: float = field(default=0.05, metadata={"help": "Coefficient of the KL to the reference. 0: no reference."})
     loss_type: str = field(
         default="dr_grpo", metadata={"help": "See `GRPOConfig`. 'dr_grpo' keeps REINFORCE's gradient."}
@@ -67,7 +68,7 @@ class ReinforceLOOConfig(GRPOConfig):
         minimum = 2 if self.baseline == "loo" else 1
         if self.baseline == "loo" and self.num_generations == 1:
             raise UserError(
-                "num_generations = 1 leaves nothing to leave out: set num_generations to 2 or more, or baseline='value'."
+                "num_generations = 1 leaves nothing to leave out: set it to 2 or more, or set baseline='value'."
             )
         made_of = (
             "generation_batch_size"

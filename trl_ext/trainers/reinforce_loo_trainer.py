@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,24 +33,24 @@ class ReinforceLOOTrainer(GRPOTrainer):
     """GRPOTrainer whose advantages come from a leave-one-out or a learned baseline.
 
     Its only changes, all after the rewards: the KL to a frozen reference is subtracted from the reward instead of added
-    to the loss; the advantages are leave-one-out (one number a completion) or GAE (one a token); with `baseline="value"`
-    a value function is trained beside the policy. On a CPU it computes log-probabilities from plain logits of the
-    completion, where TRL's fused head has no kernel. Generation, rewards, the clipped loss, the entropy bonus,
-    checkpoints and logs are the base class's.
+    to the loss; the advantages are leave-one-out (one number a completion) or GAE (one a token); with
+    `baseline="value"` a value function is trained beside the policy. On a CPU it computes log-probabilities from plain
+    logits of the completion, where TRL's fused head has no kernel. Generation, rewards, the clipped loss, the entropy
+    bonus, checkpoints and logs are the base class's.
 
     Args, besides GRPOTrainer's:
         ref_model (`PreTrainedModel`, *optional*): defaults to a copy of `model` (with PEFT: `model` without adapters).
-        value_model (`nn.Module`, *optional*): separate value model with a `score` head, for `baseline="value"`; None is a
-            scalar head on the policy's own hidden states.
+        value_model (`nn.Module`, *optional*): separate value model with a `score` head, for `baseline="value"`; None
+            is a scalar head on the policy's own hidden states.
     """
 
-    _tag_names = ["trl", "reinforce-loo"]
+    _tag_names = ["trl", "reinforce-loo"]  # noqa: RUF012 - as TRL declares it
     _name = "REINFORCE-LOO"
 
     def __init__(self, model, reward_funcs=None, args=None, *positional, ref_model=None, value_model=None, **kwargs):
         args = args or ReinforceLOOConfig()
-        self._scoring = None  # while a batch is scored: what the base class computed on the way
-        self._last_forward = None  # (per_token_logps, values) of the last forward outside scoring
+        self._scoring: Any = None  # while a batch is scored: what the base class computed on the way
+        self._last_forward: Any = None  # (per_token_logps, values) of the last forward outside scoring
         peft = is_peft(model, kwargs.get("peft_config"))
         if ref_model is None and args.beta != 0.0 and not peft:
             ref_model = copy_of_policy(model)
@@ -73,7 +74,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
         """The base class reads `self.beta` twice: to score the reference, and to add the KL to the loss."""
         self.beta = self.args.beta if scoring or not self.args.kl_in_reward else 0.0
 
-    # Log-probabilities and values of one forward -----------------------------------------------------------------------
+    # Log-probabilities and values of one forward ------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -100,7 +101,9 @@ class ReinforceLOOTrainer(GRPOTrainer):
         if self._use_plain_logits(multimodal, compute_aux_loss):
             result = *self._logps_from_logits(*arguments), None
         else:
-            result = super()._get_per_token_logps_and_entropies(*arguments, compute_entropy, compute_aux_loss, **multimodal)
+            result = super()._get_per_token_logps_and_entropies(
+                *arguments, compute_entropy, compute_aux_loss, **multimodal
+            )
         forward = (result[0].detach(), torch.cat(values) if values else None)
         if scoring is None:
             self._last_forward = forward
@@ -114,10 +117,8 @@ class ReinforceLOOTrainer(GRPOTrainer):
         return self.accelerator.device.type == "cpu" and is_text and self._takes_logits_to_keep
 
     def _logps_from_logits(self, model, input_ids, attention_mask, logits_to_keep, batch_size):
-        logps, entropies = [], []
-        for ids, mask in zip(
-            input_ids.split(batch_size or len(input_ids)), attention_mask.split(batch_size or len(input_ids)), strict=True
-        ):
+        logps, entropies, size = [], [], batch_size or len(input_ids)
+        for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True):
             with self.accelerator.autocast():
                 output = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1, use_cache=False)
             chunk = token_log_probs(output.logits[:, :-1], ids[:, -logits_to_keep:], self.temperature)
@@ -139,7 +140,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
             )  # fmt: skip
         return self._scoring["policy_forward"]
 
-    # Advantages --------------------------------------------------------------------------------------------------------
+    # Advantages -----------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs):
         mode, kl_in_reward = "train" if self.model.training else "eval", self.args.kl_in_reward and self.args.beta != 0
@@ -147,7 +148,8 @@ class ReinforceLOOTrainer(GRPOTrainer):
         misaligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
         corrected = self.use_vllm and self.args.vllm_importance_sampling_correction
         self._scoring = {"policy_next": misaligned or corrected, "policy_forward": None}
-        per_token_logps = values = None
+        per_token_logps: Any = None
+        values: Any = None
         self._set_beta(scoring=True)
         try:
             output = super()._generate_and_score_completions(inputs)
@@ -229,7 +231,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
         logged.extend(rows)
         return advantages
 
-    # Loss --------------------------------------------------------------------------------------------------------------
+    # Loss -----------------------------------------------------------------------------------------
 
     def _compute_loss(self, model, inputs):
         mode, args = "train" if self.model.training else "eval", self.args
@@ -253,7 +255,9 @@ class ReinforceLOOTrainer(GRPOTrainer):
                 values, inputs["old_values"], inputs["returns"], args.cliprange_value
             )
             value_mask = inputs["value_mask"]
-            if self.loss_type == "dr_grpo":  # aggregated as the policy's terms are: `vf_coef` then weighs like with like
+            if (
+                self.loss_type == "dr_grpo"
+            ):  # aggregated as the policy's terms are: `vf_coef` then weighs like with like
                 value_loss = (per_token * value_mask).sum() / (mask.size(0) * self.max_completion_length)
             else:
                 value_loss = masked_mean(per_token, value_mask)
@@ -264,12 +268,10 @@ class ReinforceLOOTrainer(GRPOTrainer):
             self._metrics[mode][name].append(value)
         return loss
 
-    # Metrics: the names that stock PPO, and RLOO up to 0.21, gave them ---------------------------------------------------
+    # Metrics: the names that stock PPO, and RLOO up to 0.21, gave them ----------------------------
 
     def _log_kl(self, mode: str, kl: torch.Tensor, mask: torch.Tensor):
-        per_token, per_sequence = global_means(
-            self.accelerator, [(kl, mask), (kl.sum(1), mask.any(1).float())]
-        )
+        per_token, per_sequence = global_means(self.accelerator, [(kl, mask), (kl.sum(1), mask.any(1).float())])
         self._metrics[mode]["kl"].append(per_token)
         self._metrics[mode]["objective/kl"].append(per_sequence)
         self._metrics[mode]["objective/non_score_reward"].append(-self.args.beta * per_sequence)
@@ -289,7 +291,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
         """The tokens that end a completion: TRL before 1.14 knows the tokenizer's alone."""
         return list(getattr(self, "eos_token_ids", [self._tokenizer.eos_token_id]))
 
-    # Checkpoints -------------------------------------------------------------------------------------------------------
+    # Checkpoints ----------------------------------------------------------------------------------
 
     def _save(self, output_dir=None, state_dict=None):
         if self.args.baseline != "value":

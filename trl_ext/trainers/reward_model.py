@@ -1,13 +1,14 @@
 """Reward modules written for the PPO that TRL dropped: an `nn.Module` with `base_model_prefix` and a `score` head."""
 
+from typing import Any
+
 import torch
-from torch import nn
 from trl.trainer.utils import pad
 
 
 @torch.no_grad()
 def score_completions(
-    reward_model: nn.Module, prompt_ids: list, completion_ids: list, pad_token_id: int, batch_size: int, device
+    reward_model: Any, prompt_ids: list, completion_ids: list, pad_token_id: int, batch_size: int, device
 ) -> list[float]:
     """The `score` head at the last token of prompt + completion, on the very tokens that were sampled.
 

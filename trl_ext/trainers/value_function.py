@@ -3,6 +3,7 @@
 import functools
 import types
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ PREFIX = "value_function."
 
 @dataclass
 class CausalLMOutputWithValues(ModelOutput):
-    """What TRL reads of a policy's output, and the values. A dataclass: DDP finds the tensors of an output in its fields.
+    """What TRL reads of a policy's output, and the values. DDP finds the tensors of an output in dataclass fields.
 
     `state_values` (B, L - 1) holds at t the value of the state before token t + 1, as `log_probs` holds that token's
     log-probability.
@@ -36,7 +37,7 @@ class ValueFunction(nn.Module):
     are those of plain REINFORCE. A `value_model` is called by the protocol of stock PPO (see `reward_model.py`).
     """
 
-    def __init__(self, hidden_size: int, value_model: nn.Module | None = None):
+    def __init__(self, hidden_size: int, value_model: Any = None):
         super().__init__()
         self.value_model = value_model
         if value_model is None:
@@ -48,7 +49,7 @@ class ValueFunction(nn.Module):
         """Values (B, L) of the states after each of L tokens."""
         if self.value_model is None:
             return self.head(hidden_states.to(self.head.weight.dtype)).squeeze(-1).float()
-        backbone = getattr(self.value_model, self.value_model.base_model_prefix)
+        backbone = getattr(self.value_model, str(self.value_model.base_model_prefix))
         inputs = {k: model_inputs[k] for k in ("input_ids", "attention_mask", "position_ids") if k in model_inputs}
         output = backbone(**inputs, return_dict=True, output_hidden_states=True, use_cache=False)
         return self.value_model.score(output.hidden_states[-1]).squeeze(-1).float()
@@ -69,15 +70,17 @@ def add_value_function(model: PreTrainedModel, value_function: ValueFunction) ->
             output = inner_forward(*args, **kwargs)
         finally:
             handle.remove()
-        known = {k: getattr(output, k, None) for k in CausalLMOutputWithValues.__dataclass_fields__}
-        return CausalLMOutputWithValues(**known | {"state_values": self.value_function(hidden_states[0], **kwargs)[:, :-1]})
+        known = {name: getattr(output, name, None) for name in CausalLMOutputWithValues.__dataclass_fields__}
+        known["state_values"] = self.value_function(hidden_states[0], **kwargs)[:, :-1]
+        return CausalLMOutputWithValues(**known)
 
     model.forward = types.MethodType(forward_with_values, model)
 
 
 def split_value_state(state_dict: dict[str, torch.Tensor]) -> tuple[dict, dict]:
     """Split a state dict of the policy (PEFT-wrapped or not) into (policy, value function), the latter unprefixed."""
-    policy, value = {}, {}
+    policy: dict[str, torch.Tensor] = {}
+    value: dict[str, torch.Tensor] = {}
     for name, tensor in state_dict.items():
         _, found, rest = name.partition(PREFIX)
         (value if found else policy)[rest if found else name] = tensor

@@ -1,0 +1,23 @@
+"""What the reinforcement learning recipes take besides TRL's own options."""
+
+from dataclasses import dataclass, field
+
+from ..data import REVIEWS
+
+
+@dataclass
+class RLScriptArguments:
+    """Prompts, rewards, and what is shown and watched."""
+
+    dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_prompt_column: str = field(default="prompt", metadata={"help": "Column with texts or lists of messages."})
+    reward_funcs: list[dict | str] = field(
+        default_factory=lambda: ["sentiment"],
+        metadata={"help": "Names, dotted paths or file.py:function; in YAML also {name, weight, kwargs}."},
+    )
+    on_critical: str = field(
+        default="warn", metadata={"help": "On a critical alert: `warn`, or `stop` to save a checkpoint and stop."}
+    )
+    samples_every: int = field(default=100, metadata={"help": "Steps between two tables of sample completions."})

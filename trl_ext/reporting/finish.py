@@ -1,0 +1,39 @@
+"""The end of a run, for people: the plot beside the metrics, and the closing summary."""
+
+from pathlib import Path
+
+from trl_ext.errors import UserError
+from trl_ext.monitor.reading import read_metrics
+from trl_ext.reporting.plot import plot_run
+from trl_ext.reporting.summary import run_summary
+from trl_ext.reporting.terminal import closing_summary
+
+
+def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) -> dict:
+    """Save the policy, draw the run and print its summary, in the main process. Returns the summary of the metrics.
+
+    Args:
+        trainer: after training.
+        monitor: the `PPOMonitoringCallback` that watched it.
+        next_commands: command -> what it does, printed last.
+    """
+    trainer.save_model()  # every process: sharded models are gathered
+    if not trainer.accelerator.is_main_process:
+        return {}
+    paths = monitor.summary()["files"]
+    metrics = Path(paths["metrics"])
+    files = {
+        trainer.args.output_dir: "the trained policy",
+        str(metrics): "every log, one JSON object a line",
+        paths["alerts"]: "what the monitor said",
+        paths["summary"]: "the run in a few numbers",
+    }
+    rows = read_metrics(metrics)
+    try:
+        picture = plot_run(metrics, metrics.with_name("run.png"), title=Path(trainer.args.output_dir).name)
+        files[str(picture)] = "the run as a picture"
+    except UserError as error:  # nothing logged, or no matplotlib: a run without a picture is still a run
+        print(f"No picture: {error}")
+    summary = run_summary(rows)
+    print(f"\n{closing_summary(summary, monitor.alerts, files, next_commands)}\n")
+    return summary
