@@ -66,7 +66,11 @@ def test_kl_and_reward_metrics_are_means_over_tokens_and_completions(tmp_path, e
         metrics["objective/scores"] + metrics["objective/non_score_reward"], abs=1e-6
     )
     assert metrics["objective/entropy"] == pytest.approx(-logps.sum(1).mean().item(), rel=1e-4)
-    assert metrics["val/num_eos_tokens"] == sum(trainer._tokenizer.eos_token_id in ids.tolist() for ids in sampled(output)) > 0
+    assert (
+        metrics["val/num_eos_tokens"]
+        == sum(trainer._tokenizer.eos_token_id in ids.tolist() for ids in sampled(output))
+        > 0
+    )
     assert metrics["advantages/mean"] == pytest.approx(0, abs=1e-6)
     assert metrics["advantages/std"] == pytest.approx(output["advantages"].std().item(), rel=1e-4)
 
@@ -104,9 +108,13 @@ def test_value_advantages_are_gae_of_the_token_penalties_and_the_score_on_the_la
         torch.testing.assert_close(output["old_values"][row, :n], v, rtol=1e-3, atol=1e-4)
         assert not output["advantages"][row, n:].any()
     assert max(v.std() for v in values) > 0.05
-    returns, states = (torch.cat([x[r, :n] for r, n in enumerate(lengths)]) for x in (output["returns"], output["old_values"]))
+    returns, states = (
+        torch.cat([x[r, :n] for r, n in enumerate(lengths)]) for x in (output["returns"], output["old_values"])
+    )
     metrics = last_metrics(trainer)
-    assert metrics["value/explained_variance"] == pytest.approx((1 - (returns - states).var() / returns.var()).item(), abs=1e-4)
+    assert metrics["value/explained_variance"] == pytest.approx(
+        (1 - (returns - states).var() / returns.var()).item(), abs=1e-4
+    )
     assert metrics["value/mean"] == pytest.approx(states.mean().item(), abs=1e-5)
 
 
@@ -135,11 +143,15 @@ def test_ppo_puts_the_score_on_the_state_after_the_last_token_where_the_row_has_
         expected = advantages_written_out(rewards[row].tolist(), v.tolist(), 0.95, 0.9)
         torch.testing.assert_close(output["advantages"][row, :n], expected[:n], rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(output["returns"][row, :s], expected + v, rtol=1e-3, atol=1e-4)
-        assert not output["advantages"][row, n:].any() and output["value_mask"][row].tolist() == [1] * s + [0] * (width - s)
+        assert not output["advantages"][row, n:].any() and output["value_mask"][row].tolist() == [1] * s + [0] * (
+            width - s
+        )
 
 
 def test_normalised_advantages_have_mean_0_and_std_1_over_the_tokens_that_learn(tmp_path):
-    trainer = loo_trainer(tmp_path, baseline="value", normalize_advantages=True, trainer={"rollout_func": fixed_rollouts()})
+    trainer = loo_trainer(
+        tmp_path, baseline="value", normalize_advantages=True, trainer={"rollout_func": fixed_rollouts()}
+    )
     output = scored(trainer)
     kept = output["advantages"][output["completion_mask"].bool()]
     assert kept.mean().item() == pytest.approx(0, abs=1e-6) and kept.std().item() == pytest.approx(1, abs=1e-4)

@@ -150,7 +150,9 @@ def three_word_tokenizer():
     words = models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="a")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
 
 
 def three_word_policy(seed):

@@ -8,7 +8,7 @@ PATHS = ["plain", "base"]
 
 
 def with_path(trainer, path, monkeypatch):
-    """"base" is TRL's own: the fused LM head since 1.15, logits before."""
+    """ "base" is TRL's own: the fused LM head since 1.15, logits before."""
     if path == "base":
         monkeypatch.setattr(trainer, "_use_plain_logits", lambda *args: False)
     else:

@@ -1,20 +1,53 @@
 """The reference is the policy as it was given; nothing trains or reloads it."""
 
+import copy
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from trainer_builders import fixed_rollouts, loo_trainer, plain_logps, policy, ppo_trainer, scored, weights
+from trainer_builders import (
+    absolute_policy,
+    fixed_rollouts,
+    loo_trainer,
+    plain_logps,
+    policy,
+    ppo_trainer,
+    scored,
+    weights,
+    whole,
+)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["copy", "given"])
+def test_it_never_drops_out(tmp_path, given):
+    """`disable_dropout` is off by default in GRPO: the policy may drop out, its reference must score the same each time."""
+    model = absolute_policy()
+    model.transformer.drop.p = 0.5
+    model.train()
+    extra = {"ref_model": copy.deepcopy(model)} if given else {}
+    trainer = loo_trainer(
+        tmp_path, model=model, disable_dropout=False, trainer=extra | {"rollout_func": fixed_rollouts()}
+    )
+    output = scored(trainer)
+    ids, mask = whole(output)
+    first, second = (
+        trainer._get_per_token_logps_and_entropies(trainer.ref_model, ids, mask, output["completion_ids"].size(1))[0]
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("build", [loo_trainer, ppo_trainer], ids=["loo", "ppo"])
 def test_training_leaves_it_bitwise_as_it_was(tmp_path, build):
     model = policy()
     before = weights(model)
-    trainer = build(tmp_path, model=model, learning_rate=0.05, **({"total_episodes": 16} if build is ppo_trainer else {}))
+    trainer = build(
+        tmp_path, model=model, learning_rate=0.05, **({"total_episodes": 16} if build is ppo_trainer else {})
+    )
     trainer.train()
     assert all(torch.equal(v, before[k]) for k, v in weights(trainer.ref_model).items())
     assert max((weights(model)[k] - before[k]).abs().max() for k in before) > 0.01
-    assert not any(p.requires_grad for p in trainer.ref_model.parameters()) and not trainer.ref_model.training
+    assert not any(p.requires_grad for p in trainer.ref_model.parameters())
     trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in trainer.ref_model.parameters()}
 

@@ -102,7 +102,9 @@ def plain_logps(model, output, temperature=1.0):
     """Row by row, without padding: full logits, log-softmax, gather. (B, T), 0 where nothing was sampled."""
     logps = torch.zeros(output["completion_ids"].shape)
     for row in range(len(logps)):
-        prompt, completion = (output[f"{k}_ids"][row][output[f"{k}_mask"][row].bool()] for k in ("prompt", "completion"))
+        prompt, completion = (
+            output[f"{k}_ids"][row][output[f"{k}_mask"][row].bool()] for k in ("prompt", "completion")
+        )
         with torch.no_grad():
             logits = model(input_ids=torch.cat([prompt, completion])[None]).logits[0].float() / temperature
         picked = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, completion[:, None]).squeeze(-1)
@@ -115,7 +117,9 @@ def plain_values(trainer, output):
     model, rows = trainer.accelerator.unwrap_model(trainer.model), []
     function = trainer._value_function
     for row in range(len(output["completion_ids"])):
-        prompt, completion = (output[f"{k}_ids"][row][output[f"{k}_mask"][row].bool()] for k in ("prompt", "completion"))
+        prompt, completion = (
+            output[f"{k}_ids"][row][output[f"{k}_mask"][row].bool()] for k in ("prompt", "completion")
+        )
         ids = torch.cat([prompt, completion])[None]
         with torch.no_grad():
             if function.value_model is None:

@@ -1,0 +1,55 @@
+"""`torchrun --nproc_per_node N ddp_run.py OUT.json`: a few steps of each case, on completions fixed in advance.
+
+One process and two processes so see the same batches; test_two_processes.py compares the logs and the final weights.
+"""
+
+import json
+import os
+import sys
+
+import torch
+from peft import LoraConfig
+from trainer_builders import SGD, fixed_rollouts, loo_trainer, scorer
+
+BATCH = 16
+CASES = ("loo", "value-model", "value-lora")
+
+
+def some_unscorable(completion_ids, **_):
+    """Decided by the completion, so that it does not depend on the process."""
+    return [None if ids[0] % 8 == 0 else sum(ids) / 1000 for ids in completion_ids]
+
+
+def train(case, folder, processes):
+    extra = {"rollout_func": fixed_rollouts(eos_every=3)}
+    if case == "value-model":
+        extra["value_model"] = scorer(3)
+    if case == "value-lora":
+        extra["peft_config"] = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    baseline = case.split("-")[0]
+    trainer = loo_trainer(
+        folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
+        num_iterations=2, normalize_advantages=baseline == "value", whiten_rewards=baseline == "value", trainer=extra,
+        **SGD | {"learning_rate": 0.3},
+    )  # fmt: skip
+    trainer.train()
+    named = {k: p.double() for k, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()}
+    return {
+        "logs": trainer.state.log_history,
+        "norms": {k: p.norm().item() for k, p in named.items()},
+        "probes": {k: (p.flatten() @ torch.arange(p.numel()).double().cos()).item() for k, p in named.items()},
+        "processes": processes,
+    }
+
+
+def main(out):
+    torch.set_num_threads(1)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    results = {case: train(case, f"{out}.{case}", processes) for case in CASES}
+    if int(os.environ.get("RANK", 0)) == 0:
+        with open(out, "w") as file:
+            json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,53 @@
+"""Two gloo processes take the steps and log the numbers that one takes and logs."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import ddp_run
+import pytest
+from trainer_builders import environment
+
+SCRIPT = str(Path(__file__).parent / "ddp_run.py")
+KEYS = ["reward", "objective/scores", "objective/rlhf_reward", "objective/kl", "objective/entropy", "kl",
+        "advantages/mean", "advantages/std", "val/ratio", "val/num_eos_tokens", "policy/approxkl_avg",
+        "policy/clipfrac_avg", "loss/policy_avg", "grad_norm", "loss"]  # fmt: skip
+VALUE_KEYS = ["loss/value_avg", "value/explained_variance", "value/mean", "val/clipfrac_avg"]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def train(folder, processes):
+    out = str(folder / f"{processes}.json")
+    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={free_port()}"]
+    command = [sys.executable, *(launch if processes > 1 else []), SCRIPT, out]
+    done = subprocess.run(command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    with open(out) as file:
+        return json.load(file)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    return train(folder, 1), train(folder, 2)
+
+
+@pytest.mark.parametrize("case", ddp_run.CASES)
+def test_two_processes_follow_one(runs, case):
+    one, two = (run[case] for run in runs)
+    assert (one["processes"], two["processes"]) == (1, 2)
+    assert one["norms"] == pytest.approx(two["norms"], rel=1e-5, abs=1e-6)
+    assert one["probes"] == pytest.approx(two["probes"], rel=1e-3, abs=1e-4)
+    keys = KEYS + (VALUE_KEYS if case.startswith("value") else [])
+    for a, b in zip(one["logs"][:-1], two["logs"][:-1], strict=True):
+        seen = [k for k in keys if k in a]  # the numbers of a rollout come with a new rollout alone
+        assert {k: a[k] for k in seen} == pytest.approx({k: b[k] for k in seen}, rel=1e-3, abs=2e-5)
+    assert {k for row in one["logs"] for k in row} >= set(keys)
+    assert sum("reward" in row for row in one["logs"]) == 2
