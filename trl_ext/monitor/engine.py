@@ -89,7 +89,7 @@ class Engine:
             self._healthy_logs[rule.name] = 0
             self.severity = max(self.severity or verdict.severity, verdict.severity)
             return self._raise(rule.name, step, alert, verdict)
-        if alert is None or verdict is Verdict.NO_DATA:
+        if alert is None or verdict is not Verdict.HEALTHY:
             return None
         self._healthy_logs[rule.name] += 1
         if self._healthy_logs[rule.name] < rule.close_after:

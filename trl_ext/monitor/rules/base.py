@@ -21,6 +21,9 @@ class Finding:
     advice: str
     evidence: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "severity", Severity(self.severity))  # a rule of a user may give its name
+
 
 class Verdict(Enum):
     """The two other verdicts. Only `HEALTHY` lets an open alert close; a log without the metric says nothing."""

@@ -1,0 +1,44 @@
+"""A real Transformers trainer that takes a second: a linear model whose logs a test writes."""
+
+import pytest
+import torch
+from transformers import PrinterCallback, Trainer, TrainingArguments
+
+
+class OneNumber(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x, labels):
+        return {"loss": ((x * self.weight - labels) ** 2).mean()}
+
+
+class ScriptedTrainer(Trainer):
+    """Adds `script(step)` to what it logs at that step of training; may raise instead, as a crash would."""
+
+    script = staticmethod(lambda step: {})
+
+    def log(self, logs, *args, **kwargs):
+        if "loss" in logs:
+            logs.update(self.script(self.state.global_step))
+        super().log(logs, *args, **kwargs)
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    """`scripted(callback, script, steps=..., **arguments)`: a trainer that logs each step and never saves by itself."""
+
+    def build(callback, script=lambda step: {}, steps=6, **arguments):
+        options = {"max_steps": steps, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no",
+                   "disable_tqdm": True, "per_device_train_batch_size": 2, **arguments}  # fmt: skip
+        data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 64
+        trainer = ScriptedTrainer(
+            OneNumber(), TrainingArguments(str(tmp_path / "run"), **options), train_dataset=data,
+            callbacks=[callback] if callback is not None else None,
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.script = script
+        return trainer
+
+    return build
