@@ -22,8 +22,8 @@ def vowels(completions, **_):
 def build(tmp_path, callback, reward=vowels):
     args = trl_ext.PPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=8, num_ppo_epochs=1, num_mini_batches=1,
-        total_episodes=32, response_length=6, bf16=False, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
-        gradient_checkpointing=False, logging_steps=1, num_sample_generations=0,
+        total_episodes=32, response_length=6, bf16=False, save_strategy="no", report_to="none", use_cpu=True,
+        disable_tqdm=True, gradient_checkpointing=False, logging_steps=1, num_sample_generations=0,
     )  # fmt: skip
     dataset = Dataset.from_dict({"prompt": ["say yes", "sum 2 3"] * 20})
     trainer = trl_ext.PPOTrainer(

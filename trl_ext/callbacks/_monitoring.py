@@ -150,7 +150,7 @@ class MonitoringCallback(TrainerCallback, ExportableState):
     def _decide_to_stop(self, args: TrainingArguments, state: TrainerState) -> None:
         """All ranks alike: one may see what the others do not."""
         severity = self._run.engine.severity
-        worst = largest_over_ranks(-1 if severity is None else severity.rank, args.device)
+        worst = largest_over_ranks(-1 if severity is None else severity.rank, args)
         if worst >= Severity.CRITICAL.rank:
             self._stop = TrainingStopped(self._run.note_stop(state.global_step))
             logger.error("Saving a checkpoint, then stopping: %s", self._stop)

@@ -17,7 +17,7 @@ class Severity(StrEnum):
     @property
     def rank(self) -> int:
         """0 for info to 3 for critical."""
-        return list(Severity).index(self)
+        return _RANKS[self]
 
     def __lt__(self, other: str) -> bool:
         return self.rank < Severity(other).rank
@@ -30,6 +30,9 @@ class Severity(StrEnum):
 
     def __ge__(self, other: str) -> bool:
         return self.rank >= Severity(other).rank
+
+
+_RANKS = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 @dataclass

@@ -18,9 +18,13 @@ def metrics_line(row: Row, session: int, extra: dict[str, float]) -> str:
     """
     if row.plain:
         # Most of the time goes into formatting floats, so that of two names is formatted once (json uses repr, too).
-        numbers = _template(tuple(row.logged)).format(*map(repr, row.logged.values()))
+        numbers = list(map(repr, row.logged.values()))
+        labels, sources = _layout(tuple(row.logged))
+        parts = [""] * (2 * len(labels))
+        parts[::2] = labels
+        parts[1::2] = [numbers[source] for source in sources]
         more = "".join(f",{json.dumps(key)}:{value!r}" for key, value in extra.items())
-        return f'{{"step":{row.step},"session":{session}{numbers}{more}}}'
+        return f'{{"step":{row.step},"session":{session}{"".join(parts)}{more}}}'
     line: dict[str, Any] = {"step": row.step, "session": session}
     line.update(row.logged)
     line.update(row.metrics)
@@ -32,11 +36,12 @@ def metrics_line(row: Row, session: int, extra: dict[str, float]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _template(keys: tuple[str, ...]) -> str:
-    """`,"objective/kl":{0},"kl_per_sequence":{0},...`, to be filled with the numbers of `keys`."""
-    parts = []
+def _layout(keys: tuple[str, ...]) -> tuple[list[str], list[int]]:
+    """What stands before each number of a line (`,"kl_per_sequence":`), and which of `keys` the number belongs to."""
+    labels, sources = [], []
     for i, (key, name) in enumerate(zip(keys, canonical_names(keys), strict=True)):
         for label in [key] if name is None or name in keys else [key, name]:
             if label not in OWN_KEYS:
-                parts.append("," + json.dumps(label).replace("{", "{{").replace("}", "}}") + f":{{{i}}}")
-    return "".join(parts)
+                labels.append(f",{json.dumps(label)}:")
+                sources.append(i)
+    return labels, sources

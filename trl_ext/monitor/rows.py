@@ -9,7 +9,8 @@ from typing import Any
 from trl_ext.monitor.metrics import canonical_names
 
 _UNUSABLE = object()
-_NOT_A_NUMBER = frozenset({bool, str, type(None)})
+_NUMBERS = frozenset({float, int})
+_STRINGS = frozenset({str})
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class Row:
         nonfinite: NaN and infinities by canonical name.
         absent: canonical names that came as `None`, which means no data.
         logged: every scalar under the key it was logged with (number, bool, string or `None`).
-        plain: all of `logged` are finite numbers, as in nearly every log.
+        plain: all of `logged` are finite numbers of Python, as in nearly every log.
     """
 
     step: int
@@ -34,26 +35,35 @@ class Row:
 
 def read_row(step: int, logs: Mapping[str, Any]) -> Row:
     """Reads one log. Numbers may be Python's, NumPy's or torch's; what is not a scalar is left out."""
-    row = Row(step, {}, {}, [], {})
-    metrics, logged, isfinite = row.metrics, row.logged, math.isfinite
-    for name, (key, value) in zip(canonical_names(tuple(logs)), logs.items(), strict=True):
-        if name is None and not isinstance(key, str):
+    keys, values = tuple(logs), tuple(logs.values())
+    names = canonical_names(keys)
+    if _NUMBERS.issuperset(map(type, values)) and _STRINGS.issuperset(map(type, keys)) and _all_finite(values):
+        # nearly every log: no loop in Python, since a step pays for it
+        metrics: dict[Any, float] = dict(zip(names, values, strict=True))
+        metrics.pop(None, None)
+        return Row(step, metrics, {}, [], dict(logs))
+    row = Row(step, {}, {}, [], {}, plain=False)
+    for name, key, value in zip(names, keys, values, strict=True):
+        value = _scalar(value) if isinstance(key, str) else _UNUSABLE
+        if value is _UNUSABLE:
             continue
-        if type(value) is not float:
-            value = _scalar(value)
-            if value is _UNUSABLE:
-                continue
-        logged[key] = value
-        if value.__class__ in _NOT_A_NUMBER:
-            row.plain = False
-            if value is None:
-                row.absent.append(name or key)
-        elif not isfinite(value):
-            row.plain = False
+        row.logged[key] = value
+        if value is None:
+            row.absent.append(name or key)
+        elif isinstance(value, bool | str):
+            continue
+        elif not math.isfinite(value):
             row.nonfinite[name or key] = value
         elif name is not None:
-            metrics[name] = value
+            row.metrics[name] = value
     return row
+
+
+def _all_finite(values: tuple[float, ...]) -> bool:
+    try:
+        return all(map(math.isfinite, values))
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _scalar(value: Any) -> Any:
