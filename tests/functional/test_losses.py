@@ -7,7 +7,7 @@ import torch
 
 from trl_ext.functional import clipped_value_loss, explained_variance
 
-# against old values of 0: far outside the clip range and right; inside it; moved away from the return; outside, other side
+# against old values of 0: far outside the clip range and right; inside it; at it; outside and wrong; outside, too far
 VALUES = torch.tensor([[1.0, 0.1, 0.0, -1.0, 1.0]])
 RETURNS = torch.tensor([[1.0, 1.0, -3.0, 2.0, 0.3]])
 

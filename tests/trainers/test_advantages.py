@@ -218,7 +218,7 @@ def test_a_dataset_order_of_groups_gives_each_prompt_its_own_baseline(tmp_path):
 
 
 def test_with_the_kl_in_the_loss_it_is_the_term_of_grpo(tmp_path):
-    """kl_in_reward=False: loss minus that of beta=0 is GRPO's own difference, and the advantages are of the score alone."""
+    """kl_in_reward=False: what beta adds to the loss is what it adds to GRPO's."""
     losses = {}
     for name in ("ours", "grpo"):
         for beta in (0.0, 0.2):

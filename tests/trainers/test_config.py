@@ -9,7 +9,7 @@ from trainer_builders import loo_args, ppo_args
 from trl_ext.errors import UserError
 from trl_ext.trainers import PPOConfig
 
-# `trl.experimental.ppo.PPOConfig` of TRL 1.12.0, without what it inherits; values another than the default where allowed
+# `trl.experimental.ppo.PPOConfig` of TRL 1.12.0, without what it inherits; another value than the default if it may be
 STOCK_OPTIONS = {
     "learning_rate": 1e-5, "dataset_num_proc": 2, "num_mini_batches": 2, "total_episodes": 64,
     "local_rollout_forward_batch_size": 8, "num_sample_generations": 3, "response_length": 7, "stop_token": "eos",

@@ -1,4 +1,4 @@
-"""What the loss pushes: each log-probability by its advantage, masked tokens not at all, and on average the true gradient."""
+"""What the loss pushes: log-probabilities by their advantage, masked tokens not at all; on average truly."""
 
 import copy
 
@@ -125,7 +125,8 @@ def test_central_differences_of_the_loss(tmp_path):
         for p in trainer.model.parameters():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1), dtype=p.dtype))
     backward(trainer, output)
-    spots = [("transformer.wte.weight", 97), ("transformer.h.0.mlp.c_fc.weight", 5), ("transformer.h.1.attn.c_attn.bias", 70),
+    spots = [("transformer.wte.weight", 97), ("transformer.h.0.mlp.c_fc.weight", 5),
+             ("transformer.h.1.attn.c_attn.bias", 70),
              ("value_function.head.weight", 2), ("value_function.head.bias", 0)]  # fmt: skip
     parameters = dict(trainer.model.named_parameters())
     for name, index in spots:
@@ -140,7 +141,7 @@ def test_central_differences_of_the_loss(tmp_path):
         assert gradient != 0
 
 
-# The policy gradient itself: all completions of two tokens over a vocabulary of three ------------------------------------
+# The policy gradient itself: all completions of two tokens over a vocabulary of three --------------------------------
 
 REWARD = torch.tensor([[0.3, -1.0, 2.0], [0.0, 0.7, -0.4], [1.5, 0.1, -2.0]])  # of (first token, second token)
 PAIRS = [(a, b) for a in range(9) for b in range(9)]
@@ -180,7 +181,7 @@ def completion_log_probs(model):
 @pytest.mark.parametrize("kwargs", [{"baseline": "loo"}, {"baseline": "value", "lam": 1.0}], ids=["loo", "value"])
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_averaged_over_all_completions_it_is_the_gradient_of_the_expected_reward(tmp_path, kwargs, beta):
-    """E over groups of the trainer's gradient = -grad of sum_y p(y) (R(y) - beta log(p(y) / ref(y))), by enumeration."""
+    """E over groups of the trainer's gradient = -grad of sum_y p(y) (R(y) - beta log(p(y) / ref(y)))."""
     model, reference = three_word_policy(0), three_word_policy(1)
 
     def reward(completion_ids, **_):

@@ -27,9 +27,9 @@ from trl_ext.tiny import byte_tokenizer
 from trl_ext.trainers import PPOTrainer
 
 STOCK_METRICS = {
-    "eps", "objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward", "objective/scores",
-    "policy/approxkl_avg", "policy/clipfrac_avg", "policy/entropy_avg", "loss/policy_avg", "loss/value_avg",
-    "val/clipfrac_avg", "val/ratio", "val/ratio_var", "val/num_eos_tokens", "lr", "episode",
+    "eps", "objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward",
+    "objective/scores", "policy/approxkl_avg", "policy/clipfrac_avg", "policy/entropy_avg", "loss/policy_avg",
+    "loss/value_avg", "val/clipfrac_avg", "val/ratio", "val/ratio_var", "val/num_eos_tokens", "lr", "episode",
 }  # fmt: skip
 CUT = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}  # mini-batches cut a micro-batch
 
@@ -124,7 +124,7 @@ def test_a_config_can_build_two_trainers(tmp_path):
     assert sizes[0] == sizes[1] == (12, 4, 4) and args.max_steps == 2
 
 
-# Metrics ---------------------------------------------------------------------------------------------------------------
+# Metrics -------------------------------------------------------------------------------------------
 
 
 def test_the_metrics_of_stock_ppo_are_all_there_and_their_identities_hold(tmp_path):
@@ -154,7 +154,7 @@ def test_the_scores_in_the_logs_carry_the_missing_eos_penalty(tmp_path):
     assert trainer._metrics["train"]["objective/scores"][-1] == pytest.approx(expected, abs=1e-6)
 
 
-# Stop tokens -----------------------------------------------------------------------------------------------------------
+# Stop tokens ---------------------------------------------------------------------------------------
 
 
 def eager_to_stop(stop_id):
@@ -203,7 +203,7 @@ def test_before_trl_1_14_another_stop_token_is_an_error(tmp_path, options):
         ppo_trainer(tmp_path, **options)
 
 
-# Rewards ---------------------------------------------------------------------------------------------------------------
+# Rewards -------------------------------------------------------------------------------------------
 
 
 def test_a_tokenised_padded_dataset_is_generated_from_as_it_is(tmp_path):
@@ -315,7 +315,7 @@ def test_lora_trains(tmp_path):
     assert trainer.state.global_step == 2 and trainer.ref_model is None
 
 
-# Constructor -----------------------------------------------------------------------------------------------------------
+# Constructor ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from trainer_builders import (
 
 @pytest.mark.parametrize("given", [False, True], ids=["copy", "given"])
 def test_it_never_drops_out(tmp_path, given):
-    """`disable_dropout` is off by default in GRPO: the policy may drop out, its reference must score the same each time."""
+    """`disable_dropout` is off by default in GRPO: the policy may drop out, its reference may not."""
     model = absolute_policy()
     model.transformer.drop.p = 0.5
     model.train()

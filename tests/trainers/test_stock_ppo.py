@@ -64,7 +64,7 @@ def run_stock(tmp_path, monkeypatch, overrides, full):
     import trl.experimental.ppo.ppo_trainer as module
     from trl.experimental.ppo import PPOConfig
 
-    seen = {"whitened": [], "values": []}
+    seen = {"whitened": [], "values": [], "steps": 0}
     model, reference, reward_model, value_model = models()
     args = PPOConfig(
         output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
@@ -100,6 +100,8 @@ def run_stock(tmp_path, monkeypatch, overrides, full):
     )
     trainer.remove_callback(PrinterCallback)
     trainer.dataloader = DataLoader(data, batch_size=BATCH, collate_fn=trainer.data_collator)  # in order
+    optimizer = trainer.optimizer.optimizer
+    optimizer.register_step_post_hook(lambda *_: seen.update(steps=seen["steps"] + 1))
     trainer.train()
     return trainer, seen
 
@@ -192,3 +194,13 @@ def test_same_rollouts_give_the_same_numbers(tmp_path, monkeypatch, case, full):
         moved = max((after[k] - before[k]).abs().max().item() for k in before)
         apart = max((after[k] - got[prefix + k]).abs().max().item() for k in before)
         assert moved > 1e-3 and apart < 1e-3 * moved
+
+
+def test_mini_batches_of_whole_micro_batches_are_optimizer_steps_here_and_were_not_in_stock(tmp_path, monkeypatch):
+    """Accelerate counts `gradient_accumulation_steps` micro-batches, whatever `num_mini_batches` says."""
+    case = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "num_mini_batches": 2}
+    with monkeypatch.context() as patch:
+        _, theirs = run_stock(tmp_path / "stock", patch, case, False)
+    with monkeypatch.context() as patch:
+        ours, _ = run_ours(tmp_path / "ours", patch, case, False)
+    assert (theirs["steps"], ours.state.global_step) == (UPDATES, 2 * UPDATES)

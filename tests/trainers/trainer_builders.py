@@ -72,8 +72,9 @@ def loo_trainer(tmp_path, trainer_class=ReinforceLOOTrainer, model=None, rewards
 
 def ppo_args(tmp_path, **kwargs):
     """The tokenizer's EOS ends a completion: what both TRL lanes can do."""
-    defaults = {**COMMON, "response_length": 12, "temperature": 1.0, "max_steps": -1, "stop_token": "eos",
-                "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_sample_generations": 0}  # fmt: skip
+    defaults = {**COMMON, "response_length": 12, "temperature": 1.0, "max_steps": -1,
+                "stop_token": "eos", "per_device_train_batch_size": 4,
+                "gradient_accumulation_steps": 4, "num_sample_generations": 0}  # fmt: skip
     return PPOConfig(output_dir=str(tmp_path), **(defaults | kwargs))
 
 
@@ -96,6 +97,15 @@ def scored(trainer):
 def whole(output):
     """(ids, mask) of prompts and completions."""
     return [torch.cat([output[f"prompt_{k}"], output[f"completion_{k}"]], 1) for k in ("ids", "mask")]
+
+
+def unpadded(output):
+    """(prompt ids, completion ids) of each row."""
+    parts = []
+    for name in ("prompt", "completion"):
+        rows = zip(output[f"{name}_ids"], output[f"{name}_mask"], strict=True)
+        parts.append([ids[mask.bool()] for ids, mask in rows])
+    return list(zip(*parts, strict=True))
 
 
 def plain_logps(model, output, temperature=1.0):

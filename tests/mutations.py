@@ -1,0 +1,217 @@
+"""`python tests/mutations.py [word ...]`: break each formula once, in a copy, and see that a test turns red.
+
+With words, only mutations whose file or text holds one of them. Survivors are listed at the end; the exit status is 1
+when there is one. Run it with trl 1.12, whose lane has the most tests; ten seconds a mutation. Not collected by pytest.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FUNCTIONAL = ["tests/functional"]
+ADVANTAGES = ["tests/trainers/test_advantages.py"]
+GRADIENTS = ["tests/trainers/test_gradients.py"]
+LOGPS = ["tests/trainers/test_log_probabilities.py"]
+REFERENCE = ["tests/trainers/test_reference.py"]
+TRAJECTORIES = ["tests/trainers/test_trajectories.py"]
+PPO = ["tests/trainers/test_ppo_trainer.py"]
+CONFIG = ["tests/trainers/test_config.py"]
+STOCK = ["tests/trainers/test_stock_ppo.py"]  # red on trl<1.13 alone
+PROCESSES = ["tests/trainers/test_two_processes.py"]
+
+LOO = "trainers/reinforce_loo_trainer.py"
+
+# (file in trl_ext, text, what it becomes, tests of which one must turn red)
+MUTATIONS = [
+    ("functional/advantages.py", "keepdim=True) - rewards", "keepdim=True)", FUNCTIONAL),
+    ("functional/advantages.py", "scorable.sum(1, keepdim=True) - 1", "scorable.sum(1, keepdim=True)", FUNCTIONAL),
+    ("functional/advantages.py", "scorable & (others_count > 0)", "scorable", FUNCTIONAL),
+    ("functional/advantages.py", "scorable & (others_count > 0)", "others_count > 0", FUNCTIONAL),
+    ("functional/advantages.py", "rewards.size(1) < 2", "rewards.size(1) < 1", FUNCTIONAL),
+    ("functional/advantages.py", "+ gamma * next_value", "+ next_value", FUNCTIONAL),
+    ("functional/advantages.py", "gamma * lam * next_advantage", "gamma * next_advantage", FUNCTIONAL),
+    ("functional/advantages.py", "gamma * lam * next_advantage", "lam * next_advantage", FUNCTIONAL),
+    ("functional/advantages.py", "torch.where(keep, values[:, t], next_value)", "values[:, t]", FUNCTIONAL),
+    (
+        "functional/advantages.py",
+        "lam * next_advantage, next_advantage)",
+        "lam * next_advantage, 0.0 * next_advantage)",
+        FUNCTIONAL,
+    ),
+    ("functional/advantages.py", "(advantages + values) * mask", "advantages * mask", FUNCTIONAL),
+    ("functional/advantages.py", "(advantages + values) * mask", "(advantages + values)", FUNCTIONAL),
+    ("functional/kl.py", "return -diff", "return diff", FUNCTIONAL),
+    ("functional/kl.py", "diff.square() / 2", "diff.square()", FUNCTIONAL),
+    ("functional/kl.py", "diff.exp() - 1 - diff", "diff.exp() - 1 + diff", FUNCTIONAL),
+    (
+        "functional/kl.py",
+        "diff = ref_per_token_logps - per_token_logps",
+        "diff = per_token_logps - ref_per_token_logps",
+        FUNCTIONAL,
+    ),
+    ("functional/losses.py", "torch.max(loss, clipped_loss)", "torch.min(loss, clipped_loss)", FUNCTIONAL),
+    ("functional/losses.py", "old_values + cliprange", "old_values + 2 * cliprange", FUNCTIONAL),
+    ("functional/losses.py", "old_values - cliprange", "-cliprange + 0 * old_values", FUNCTIONAL),
+    ("functional/losses.py", "clipped_loss) / 2, (", "clipped_loss), (", FUNCTIONAL),
+    ("functional/losses.py", "return loss / 2, torch.zeros", "return loss, torch.zeros", FUNCTIONAL),
+    ("functional/losses.py", "clipped_loss > loss", "clipped_loss < loss", FUNCTIONAL),
+    ("functional/losses.py", "1 - ratio", "ratio", FUNCTIONAL),
+    ("functional/losses.py", "torch.full_like(ratio, torch.nan)", "torch.zeros_like(ratio)", FUNCTIONAL),
+    ("functional/masking.py", "mask.sum().clamp(min=1)", "mask.numel()", FUNCTIONAL),
+    ("functional/masking.py", ".clamp(min=1)", "", FUNCTIONAL),
+    ("functional/masking.py", "torch.rsqrt(variance + 1e-8)", "1 / (variance + 1e-8)", FUNCTIONAL),
+    ("functional/masking.py", "torch.rsqrt(variance + 1e-8)", "torch.rsqrt(variance)", FUNCTIONAL),
+    ("functional/masking.py", "whitened + mean) * mask", "whitened + mean)", FUNCTIONAL),
+    ("functional/masking.py", "else whitened + mean", "else whitened", FUNCTIONAL),
+    ("functional/masking.py", "keepdim=True)) & mask.bool()", "keepdim=True))", FUNCTIONAL),
+    ("functional/masking.py", "positions == completion_mask.sum", "positions == mask.sum", FUNCTIONAL),
+    ("functional/masking.py", "is_terminal & mask.any(1, keepdim=True)", "is_terminal", FUNCTIONAL),
+    ("functional/log_probs.py", "logsumexp = top - probs.gather", "logsumexp = top + probs.gather", FUNCTIONAL),
+    ("functional/log_probs.py", "logsumexp.squeeze(-1) - torch.linalg", "-torch.linalg", FUNCTIONAL),
+    ("functional/log_probs.py", "probs * entropies.unsqueeze(-1)", "0", FUNCTIONAL),
+    ("functional/log_probs.py", "-grad_entropies.unsqueeze(-1)", "grad_entropies.unsqueeze(-1)", FUNCTIONAL),
+    ("functional/log_probs.py", "probs.mul_(-grad_logps", "probs.mul_(grad_logps", FUNCTIONAL),
+    ("functional/log_probs.py", "grad += entropy_grad", "pass", FUNCTIONAL),
+    ("functional/log_probs.py", "logits.div_(temperature)", "logits.mul_(temperature)", FUNCTIONAL),
+    ("functional/log_probs.py", "logits = logits.float()", "pass", FUNCTIONAL),
+    ("trainers/reference.py", "return copy.deepcopy(model)", "return model", REFERENCE),
+    ("trainers/reference.py", "return copy.deepcopy(model)", "return None", REFERENCE),
+    ("trainers/reference.py", "ref_model.requires_grad_(False)", "pass", REFERENCE),
+    ("trainers/reference.py", "        args.beta = beta", "        pass", ADVANTAGES),
+    (LOO, "scoring or not self.args.kl_in_reward else 0.0", "True else 0.0", ADVANTAGES),
+    (LOO, "(mask.cumsum(1) - 1).clamp(min=0)", "mask.cumsum(1) * 0 + torch.arange(mask.size(1))", LOGPS),
+    (LOO, "logits_to_keep:], self.temperature)", "logits_to_keep:], 1.0)", LOGPS),
+    (LOO, "output.logits[:, :-1]", "output.logits[:, 1:]", LOGPS),
+    (
+        LOO,
+        "output.state_values[:, -logits_to_keep:]",
+        "output.state_values[:, -logits_to_keep:].roll(1, 1)",
+        ADVANTAGES,
+    ),
+    (LOO, "self.reward_weights.to(rewards_per_func.device)", "1.0", ADVANTAGES),
+    (
+        LOO,
+        "masked_fill(rewards_per_func.isnan().all(1), torch.nan)",
+        "masked_fill(rewards_per_func.isnan().all(1), 0.0)",
+        ADVANTAGES,
+    ),
+    (LOO, "self.args.kl_estimator) * mask", "self.args.kl_estimator)", ADVANTAGES),
+    (LOO, "penalty = self.args.beta * kl", "penalty = kl", ADVANTAGES),
+    (LOO, "rewards = scores - self.accelerator", "rewards = scores + self.accelerator", ADVANTAGES),
+    (LOO, "(rewards, mode)[local]", "(rewards, mode)[:batch_size]", PROCESSES),
+    (LOO, "mask = mask * scorable.unsqueeze(1).to(mask)", "mask = mask", ADVANTAGES),
+    (
+        LOO,
+        'completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))',
+        'completion_mask"]',
+        GRADIENTS,
+    ),
+    (
+        LOO,
+        "self.accelerator.gather(mask.sum()).sum()",
+        "self.accelerator.gather(output['completion_mask'].sum()).sum()",
+        ADVANTAGES,
+    ),
+    (LOO, 'if mode == "train" else self.num_generations_eval', "", ADVANTAGES),
+    (LOO, "at_last_token(scores, value_mask) - penalty", "at_last_token(scores, value_mask)", ADVANTAGES),
+    (LOO, "*moments, shift_mean=False)", "*moments, shift_mean=True)", ADVANTAGES),
+    (LOO, "self.args.gamma, self.args.lam)", "self.args.lam, self.args.gamma)", ADVANTAGES),
+    (LOO, "return advantages * mask", "return advantages", ADVANTAGES),
+    (
+        LOO,
+        "weights = mask if advantages.dim() == 2",
+        "weights = torch.ones_like(mask) if advantages.dim() == 2",
+        ADVANTAGES,
+    ),
+    (LOO, "loss = loss + args.vf_coef * value_loss", "loss = loss - args.vf_coef * value_loss", STOCK),
+    (LOO, "args.vf_coef * value_loss / accumulation", "args.vf_coef * value_loss", STOCK),
+    (LOO, "loss.detach().reshape(1) * accumulation", "loss.detach().reshape(1)", STOCK),
+    (LOO, "ratio > 1 + epsilon[1]", "ratio > 1", STOCK),
+    (LOO, "log_ratio.square() / 2", "log_ratio.square()", STOCK),
+    (LOO, "(-(per_token_logps * mask).sum(1)", "((per_token_logps * mask).sum(1)", ADVANTAGES),
+    (LOO, "-self.args.beta * per_sequence", "self.args.beta * per_sequence", ADVANTAGES),
+    (LOO, "self._value_function.load_state_dict(", "(", TRAJECTORIES),
+    (LOO, "super()._save(output_dir, policy)", "super()._save(output_dir, state_dict)", TRAJECTORIES),
+    ("trainers/process_statistics.py", 'accelerator.reduce(totals, reduction="sum")', "totals", PROCESSES),
+    ("trainers/process_statistics.py", "(count - 1).clamp(min=1)", "count", ADVANTAGES),
+    (
+        "trainers/process_statistics.py",
+        'squares = accelerator.reduce(((x - mean).square() * mask).sum(), reduction="sum")',
+        "squares = ((x - mean).square() * mask).sum()",
+        PROCESSES,
+    ),
+    ("trainers/value_function.py", "[:, :-1]", "[:, 1:]", ADVANTAGES),
+    ("trainers/value_function.py", "nn.init.zeros_(self.head.weight)", "nn.init.ones_(self.head.weight)", PPO),
+    ("trainers/value_function.py", "rest if found else name", "name", TRAJECTORIES),
+    ("trainers/ppo_config.py", "self.num_ppo_epochs * self.num_mini_batches", "self.num_ppo_epochs", PPO),
+    ("trainers/ppo_config.py", "return batch, accumulation // parts", "return batch, accumulation", PPO),
+    ("trainers/ppo_config.py", "return batch // parts, 1", "return batch, 1", PPO),
+    ("trainers/ppo_config.py", "int(value * steps)", "int(value)", PPO),
+    ("trainers/ppo_config.py", "math.ceil(episodes", "math.floor(episodes", PPO),
+    ("trainers/ppo_config.py", "value not in (fields[name].default, wanted)", "False", CONFIG),
+    ("trainers/ppo_config.py", "setattr(self, name, wanted)", "pass", CONFIG),
+    (
+        "trainers/ppo_trainer.py",
+        "scores - self.args.missing_eos_penalty",
+        "scores + self.args.missing_eos_penalty",
+        PPO,
+    ),
+    ("trainers/ppo_trainer.py", "if i != pad_id]", "]", PPO),
+    (
+        "trainers/ppo_trainer.py",
+        'return with_terminal_state(mask, output["completion_mask"])',
+        "return mask",
+        ADVANTAGES,
+    ),
+    ("trainers/ppo_trainer.py", "self.eos_token_ids = [] if stop_id is None else [stop_id]", "pass", PPO),
+    ("trainers/ppo_trainer.py", "episode, now = updates * ", "episode, now = self.state.global_step * ", PPO),
+    ("trainers/reward_model.py", "ids.size(1) - 1 - mask", "ids.size(1) - 2 - mask", PPO),
+    ("trainers/reward_model.py", "mask.cumsum(1) - mask.long()", "mask.cumsum(1)", PPO),
+    ("trainers/reward_model.py", "ids.masked_fill(~mask, 0)", "ids", PPO),
+    ("trainers/batches.py", "number // step * step", "number", CONFIG),
+    ("trainers/reinforce_loo_config.py", "self.num_generations = 1\n", "pass\n", CONFIG),
+]
+
+
+def run(folder: Path, *options: str) -> list[str]:
+    """The tests that turn red, of `folder`'s tests on `folder`'s package."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    return [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+
+
+def survives(file: str, old: str, new: str, tests: list[str], known: list[str]) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("trl_ext", "tests", "pyproject.toml"):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / name)
+        path = copy / "trl_ext" / file
+        text = path.read_text(encoding="utf-8")
+        if old not in text:
+            raise SystemExit(f"{file}: {old!r} is gone: change tests/mutations.py with it.")
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        red = run(copy, "-x", *tests, *(f"--deselect={test}" for test in known))
+    print("red     " if red else "SURVIVED", file, repr(old), (red or [""])[0].split("::")[-1][:90], flush=True)
+    return not red
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in MUTATIONS if not words or any(word in m[0] or word in m[1] for word in words)]
+    known = run(ROOT, *sorted({test for mutation in chosen for test in mutation[3]}))  # red already: they show nothing
+    print(*(f"red without a mutation: {test}" for test in known), sep="\n", flush=True)
+    survivors = [mutation for mutation in chosen if survives(*mutation, known)]
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations turned a test red")
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
