@@ -28,11 +28,11 @@ PUBLISHED = [
     ("Not bad at all", 0.431),
 ]
 # Words on which the package's rules turn: its own lexicon, negation, boosters, idioms, contrast, emphasis, emoji.
-WORDS = (
-    "good bad great horrible love hate no not never without doubt least at very so this or nor kind of kinda sort but "
-    "isn't the movie bomb shit yeah right bad ass badass bus stop to die for BAD GOOD VERY ok :) :D \U0001f601 good! why?? "
-    "uber hardly kiss of death beating heart A x"
-).split()
+WORDS = """
+    good bad great horrible love hate no not never without doubt least at very so this or nor kind of kinda sort but
+    isn't the movie bomb shit yeah right bad ass badass bus stop to die for BAD GOOD VERY ok :) :D \U0001f601 good!
+    why?? uber hardly kiss of death beating heart A x
+""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize(("text", "score"), PUBLISHED)
@@ -49,6 +49,7 @@ def test_every_score_equals_the_packages_own():
     package, rng = SentimentIntensityAnalyzer(), random.Random(0)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(4000)]
     texts += [" ".join(rng.choices(WORDS, k=80)) for _ in range(50)] + ["", " ", "\n good \t", "GOOD", "caf\u00e9 good"]
+    texts += ["it was a kiss of death", "only a beating heart", "we met at the bus stop", "to die for", "kind of good"]
     different = [text for text in texts if compound(text) != package.polarity_scores(text)["compound"]]
     assert different == []
 

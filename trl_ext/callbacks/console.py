@@ -1,7 +1,6 @@
 """What a person sees of a run: a progress bar, a short line a log, now and then completions with their rewards."""
 
 import json
-import logging
 import math
 import shutil
 import sys
@@ -12,21 +11,21 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
 
+from trl_ext.callbacks._guard import never_raises
+from trl_ext.monitor.metrics import METRICS
 from trl_ext.rewards.samples import evenly, samples_table
 from trl_ext.rewards.text import completion_text, prompt_text
 
-logger = logging.getLogger(__name__)
-
-# Label, format, and the keys that trainers log the quantity under: the first one present is shown.
+# Label, format, and keys or canonical names of metrics: the first one that was logged is shown.
 _SHOWN = (
-    ("reward", "{:6.3f}", ("reward", "objective/scores")),
+    ("reward", "{:6.3f}", ("reward",)),
     ("loss", "{:6.3f}", ("loss",)),
     ("accuracy", "{:.3f}", ("rewards/accuracies", "accuracy", "mean_token_accuracy")),
-    ("kl", "{:5.2f}", ("objective/kl", "kl")),
-    ("entropy", "{:.2f}", ("policy/entropy_avg", "entropy")),
-    ("length", "{:.1f}", ("completions/mean_length",)),
-    ("expl.var", "{:5.2f}", ("value/explained_variance",)),
-    ("lr", "{:.1e}", ("lr", "learning_rate")),
+    ("kl", "{:5.2f}", ("kl_per_sequence", "kl_per_token")),
+    ("entropy", "{:.2f}", ("entropy_per_token",)),
+    ("length", "{:.1f}", ("completion_length",)),
+    ("expl.var", "{:5.2f}", ("explained_variance",)),
+    ("lr", "{:.1e}", ("learning_rate",)),
 )
 
 
@@ -41,7 +40,8 @@ def log_line(step: int, max_steps: int, logs: Mapping[str, Any], width: int | No
     """
     prefix = "eval_" if any(key.startswith("eval_") for key in logs) else ""
     shown: list[str] = []
-    for label, form, keys in _SHOWN:
+    for label, form, names in _SHOWN:
+        keys = [key for name in names for key in METRICS.get(name, (name,))]
         value = next((logs[prefix + key] for key in keys if isinstance(logs.get(prefix + key), int | float)), None)
         if value is not None and not (label == "loss" and shown):
             shown.append(f"  {label} {form.format(value)}")
@@ -58,8 +58,7 @@ class ConsoleCallback(TrainerCallback):
         trainer.add_callback(ConsoleCallback(reward_funcs))
 
     Works on HF trainers and on stock PPO, prints in the main process alone, and draws the bar only where the error
-    stream is a terminal: log files get lines. An error in it is logged once and switches off that part of it; it never
-    ends a run.
+    stream is a terminal: log files get lines. An error in it is logged once and never ends a run.
 
     Args:
         reward_funcs: functions whose completions to show: those with a `last_batch`, as `load_reward_funcs` gives them.
@@ -76,8 +75,8 @@ class ConsoleCallback(TrainerCallback):
         self._progress = ProgressCallback()
         self._next_samples = 0
         self._sampled_at = -1
-        self._broken: set[str] = set()
 
+    @never_raises
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             # disable=None: tqdm draws only in a terminal. The trainer's own switch counts as well.
@@ -85,34 +84,43 @@ class ConsoleCallback(TrainerCallback):
             self._progress.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True, disable=disable)
             self._progress.current_step = 0
 
+    @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("bar", self._progress.on_step_end, args, state, control)
+        self._progress.on_step_end(args, state, control)
 
+    @never_raises
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._progress.training_bar is not None and not self._progress.training_bar.disable:
-            self._safely("bar", self._progress.on_prediction_step, args, state, control, **kwargs)
+            self._progress.on_prediction_step(args, state, control, **kwargs)
 
+    @never_raises
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._safely("bar", self._progress.on_evaluate, args, state, control)
+        self._progress.on_evaluate(args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self._safely("log line", self._print_line, state, logs or {})
+            self._print_line(state, logs or {})
             if state.global_step >= self._next_samples:
                 self._next_samples = state.global_step + self.samples_every
-                self._safely("samples", self._show_samples, args, state)
+                self._show_samples(args, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             if state.global_step > self._sampled_at:
-                self._safely("samples", self._show_samples, args, state)
-            self._safely("bar", self._progress.on_train_end, args, state, control)
+                self._show_samples(args, state)
+            self._close_bar(args, state, control)
 
+    @never_raises
+    def _close_bar(self, args: Any, state: Any, control: Any) -> None:
+        self._progress.on_train_end(args, state, control)
+
+    @never_raises
     def _print_line(self, state: Any, logs: Mapping[str, Any]) -> None:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         if line := log_line(state.global_step, state.max_steps, logs, width):
             tqdm.write(line)
 
+    @never_raises
     def _show_samples(self, args: Any, state: Any) -> None:
         batches = {f.__name__: batch for f in self.reward_funcs if (batch := getattr(f, "last_batch", None))}
         if not batches:
@@ -132,16 +140,7 @@ class ConsoleCallback(TrainerCallback):
                     "completion": completion_text(completions[i]),
                     "rewards": {name: _finite(values[i]) for name, values in rewards.items()},
                 }
-                file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-
-    def _safely(self, part: str, action: Callable, *args: Any, **kwargs: Any) -> None:
-        if part in self._broken:
-            return
-        try:
-            action(*args, **kwargs)
-        except Exception:
-            self._broken.add(part)
-            logger.warning("The console's %s failed and is switched off; training goes on.", part, exc_info=True)
+                file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
 def _finite(value: float | None) -> float | None:

@@ -4,13 +4,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# The keys that trainers log a quantity under; the first one present in a row counts.
-_KEYS = {
-    "reward": ("reward", "objective/scores"),
-    "kl": ("objective/kl", "kl"),
-    "entropy": ("policy/entropy_avg", "entropy"),
-    "explained_variance": ("value/explained_variance",),
-    "length": ("completions/mean_length",),
+from trl_ext.monitor.metrics import METRICS
+
+# Canonical metrics of a quantity; the first one that a row holds counts, under whichever key.
+_QUANTITIES = {
+    "reward": ("reward",),
+    "kl": ("kl_per_sequence", "kl_per_token"),
+    "entropy": ("entropy_per_token",),
+    "explained_variance": ("explained_variance",),
+    "length": ("completion_length",),
     "loss": ("loss",),
 }
 
@@ -29,14 +31,15 @@ def run_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "step": max((row["step"] for row in rows if isinstance(row.get("step"), int)), default=0),
         "logs": len(rows),
     }
-    for name, keys in _KEYS.items():
+    for name, metrics in _QUANTITIES.items():
+        keys = [key for metric in metrics for key in (*METRICS[metric], metric)]
         values = [value for row in rows for value in _logged(row, keys)]
         if values:
             summary[name] = _first_and_last(values)
     return summary
 
 
-def _logged(row: Mapping[str, Any], keys: tuple[str, ...]) -> list[float]:
+def _logged(row: Mapping[str, Any], keys: list[str]) -> list[float]:
     """The row's value, in a list; NaN where the row lists it as nonfinite; an empty list where it was not logged."""
     for key in keys:
         if key in (row.get("nonfinite") or ()):

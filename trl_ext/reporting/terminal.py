@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trl_ext.callbacks.console import log_line
+from trl_ext.monitor.alerts import Alert
 from trl_ext.rewards.samples import samples_table
 
 __all__ = ["closing_summary", "log_line", "samples_table"]
@@ -19,14 +20,13 @@ _LABELS = {
     "explained_variance": ("explained variance", "{:.2f}"),
     "length": ("completion length", "{:.1f}"),
 }
-_WORST_FIRST = ("critical", "error", "warning", "info")
 _ALERTS_SHOWN = 8
 _LOG_FILE_WIDTH = 120
 
 
 def closing_summary(
     summary: Mapping[str, Any],
-    alerts: Iterable[Any] | None = None,
+    alerts: Iterable[Alert | dict[str, Any]] | None = None,
     files: Mapping[str, str] | None = None,
     next_commands: Mapping[str, str] | None = None,
 ) -> str:
@@ -34,14 +34,14 @@ def closing_summary(
 
     Args:
         summary: of `run_summary`.
-        alerts: `Alert` objects or dictionaries of their fields, the worst are shown first. `None`: no monitor ran.
+        alerts: the worst are shown first; as objects, or as the dictionaries of `summary.json`. `None`: no monitor ran.
         files: path -> what it is.
         next_commands: command -> what it does.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _LOG_FILE_WIDTH
     sections = [(f"After {summary['step']} steps", _quantities(summary))]
     if alerts is not None:
-        sections.append(_alerts([_fields(alert) for alert in alerts], width))
+        sections.append(_alerts([a if isinstance(a, Alert) else Alert.from_dict(a) for a in alerts], width))
     if files:
         sections.append(("Files", _pairs(files)))
     if next_commands:
@@ -70,23 +70,17 @@ def _quantities(summary: Mapping[str, Any]) -> list[str]:
     return [*lines, f"  means of the first and the last {max(tenth, 1)} of {summary['logs']} logs"]
 
 
-def _alerts(alerts: list[dict[str, Any]], width: int) -> tuple[str, list[str]]:
+def _alerts(alerts: list[Alert], width: int) -> tuple[str, list[str]]:
     if not alerts:
         return "Alerts", ["  none: the monitor found nothing to complain about"]
     lines: list[str] = []
-    for alert in sorted(alerts, key=lambda alert: _WORST_FIRST.index(alert["severity"]))[:_ALERTS_SHOWN]:
-        text = "{severity} at step {step}, {rule}: {message} {advice}".format_map(alert)
+    for alert in sorted(alerts, key=lambda alert: -alert.severity.rank)[:_ALERTS_SHOWN]:
+        gone = f", gone since step {alert.closed}" if alert.closed is not None else ""
+        text = f"{alert.severity} from step {alert.opened}{gone}, {alert.rule}: {alert.message}. {alert.advice}"
         lines += textwrap.wrap(text, width - 1, initial_indent="  ", subsequent_indent="    ")
     if len(alerts) > _ALERTS_SHOWN:
         lines.append(f"  and {len(alerts) - _ALERTS_SHOWN} more in alerts.jsonl")
     return f"Alerts ({len(alerts)})", lines
-
-
-def _fields(alert: Any) -> dict[str, Any]:
-    names = ("severity", "step", "rule", "message", "advice")
-    fields = {name: alert.get(name) if isinstance(alert, Mapping) else getattr(alert, name) for name in names}
-    severity = fields["severity"]
-    return fields | {"severity": str(getattr(severity, "value", severity))}
 
 
 def _pairs(entries: Mapping[str, str]) -> list[str]:

@@ -41,7 +41,7 @@ def _from_package(module_path: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(module_path)
     except ModuleNotFoundError as error:
-        if error.name and f"{module_path}.".startswith(f"{error.name}."):
+        if f"{module_path}.".startswith(f"{error.name}."):
             raise UserError(
                 f"Reward '{path}': there is no module '{error.name}' on the Python path; "
                 "name a file as directory/file.py:function"

@@ -59,7 +59,7 @@ def samples_table(
             Text("\n".join(values if len(names) == 1 else named)),
         )
     out = StringIO()
-    Console(file=out, width=width, force_terminal=terminal, no_color=not terminal).print(table)
+    Console(file=out, width=width, force_terminal=terminal).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n"))
 
 

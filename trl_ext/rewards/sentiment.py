@@ -40,14 +40,13 @@ def compound(text: str) -> float:
     vader, analyzer = _vader(), _analyzer()
     if not analyzer.emojis.keys().isdisjoint(text):  # rare: the package spells them out first
         return analyzer.polarity_scores(text)["compound"]
-    text = text.strip()
     sentence = vader.SentiText(text)
     words = sentence.words_and_emoticons
     lower = [word.lower() for word in words]
     valences: list[float] = []
     for i, word in enumerate(lower):
         kind_of = word == "kind" and lower[i + 1 : i + 2] == ["of"]
-        if word not in analyzer.lexicon or word in vader.BOOSTER_DICT or kind_of:
+        if word not in analyzer.lexicon or kind_of:
             valences.append(0)
             continue
         start = max(0, i - _BEFORE)
