@@ -90,6 +90,19 @@ def test_a_run_without_rewards_shows_its_loss():
     assert "loss 3.000 -> 2.000" in " ".join(text.split())
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (100, "means of the first and the last 10 of 100 logs"),
+        (20, "means of the first and the last 2 of 20 logs"),
+        (19, "the first and the last of 19 logs"),
+    ],
+)
+def test_it_says_what_first_and_last_are(count, said):
+    rows = [*ramp(count), {"step": count, "eval_reward": 1.0}]
+    assert closing_summary(run_summary(rows)).splitlines()[-1] == f"  {said}"
+
+
 def test_values_that_are_no_numbers_are_not_hidden():
     rows = [*ROWS, {"step": 101, "reward": math.nan, "value/explained_variance": math.nan}]
     text = " ".join(closing_summary(run_summary(rows)).split())

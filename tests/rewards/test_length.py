@@ -19,8 +19,13 @@ def test_band_of_10_to_20_words_with_edges_of_4(words, score):
     assert reward(prompts=[""], completions=["word " * words]) == [score]
 
 
+def test_the_defaults_want_10_to_60_words_with_edges_of_5():
+    texts = ["word " * words for words in (5, 6, 10, 60, 64, 65)]
+    assert LengthReward()(prompts=[""] * 6, completions=texts) == pytest.approx([0.0, 0.2, 1.0, 1.0, 0.2, 0.0])
+
+
 def test_without_an_edge_the_band_is_hard():
-    reward = LengthReward(minimum=2, maximum=3)
+    reward = LengthReward(minimum=2, maximum=3, edge=0)
     assert reward(prompts=[""] * 4, completions=["a", "a b", "a b c", "a b c d"]) == [0.0, 1.0, 1.0, 0.0]
 
 

@@ -132,7 +132,7 @@ def test_an_unknown_reward_names_the_nearest_and_all_there_are():
         ([{"name": "repetition", "kwargs": {"m": 1}}], "'repetition' has no argument 'm': its arguments are n"),
         ([{"name": "sentiment", "kwargs": {"n": 1}}], "its arguments are none"),
         ([{"name": "length", "kwargs": {**BAND, "units": "words"}}], "no argument 'units' (did you mean 'unit'?)"),
-        ([{"name": "length", "kwargs": {"minimum": 1}}], "'length' needs maximum: write them under kwargs"),
+        (["get_soft_overlong_punishment"], "needs max_completion_len, soft_punish_cache: write them under kwargs"),
         ([{"name": "length", "kwargs": {**BAND, "edge": "wide"}}], "'length' does not take these kwargs: TypeError"),
         (["no_such_package.module.f"], "there is no module 'no_such_package' on the Python path"),
         (["trl_ext.rewards.text:completion"], "has no 'completion': did you mean 'completion_text'?"),

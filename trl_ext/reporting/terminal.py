@@ -50,7 +50,7 @@ def closing_summary(
 
 
 def _quantities(summary: Mapping[str, Any]) -> list[str]:
-    lines, tenth = [], 0
+    lines, count = [], 0
     for name, (label, form) in _LABELS.items():
         quantity = summary.get(name)
         if quantity is None or (name == "loss" and "reward" in summary):  # a policy-gradient loss shows no progress
@@ -64,10 +64,11 @@ def _quantities(summary: Mapping[str, Any]) -> list[str]:
         if quantity["nonfinite"] and quantity["count"]:
             line += f"  (not finite: {quantity['nonfinite']})"
         lines.append(line)
-        tenth = max(tenth, quantity["count"] // 10)
+        count = max(count, quantity["count"])
     if not lines:
         return ["  nothing was logged: set logging_steps to fewer steps than the run has"]
-    return [*lines, f"  means of the first and the last {max(tenth, 1)} of {summary['logs']} logs"]
+    means = f"means of the first and the last {count // 10}" if count >= 20 else "the first and the last"
+    return [*lines, f"  {means} of {count} logs"]
 
 
 def _alerts(alerts: list[Alert], width: int) -> tuple[str, list[str]]:

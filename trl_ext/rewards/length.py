@@ -20,7 +20,7 @@ class LengthReward:
 
     __name__ = "length"
 
-    def __init__(self, minimum: int, maximum: int, edge: int = 0, unit: str = "words") -> None:
+    def __init__(self, minimum: int = 10, maximum: int = 60, edge: int = 5, unit: str = "words") -> None:
         if not 0 <= minimum <= maximum:
             raise UserError(f"length needs 0 <= minimum <= maximum, not minimum={minimum}, maximum={maximum}")
         if edge < 0:
