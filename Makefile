@@ -43,7 +43,8 @@ endef
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo 'ARGS="--seed 1 --kl_coef 0.1" goes to the recipe, PYTEST_ARGS="tests/monitor -x" to pytest; PYTHON=python3.12 names the'
-	@echo 'interpreter, DEVICE=cpu|single_gpu the Accelerate configuration (found here: $(DEVICE)).'
+	@echo 'interpreter, DEVICE=cpu|single_gpu the Accelerate configuration (found here: $(DEVICE)), CORES the threads (found here:'
+	@echo '$(CORES); on a busy machine CORES=1 is several times faster, since threads that share a core wait for each other).'
 
 ppo: ## train the embedded policy with PPO, watched by the monitor
 reinforce_loo: ## the same with REINFORCE and a leave-one-out baseline
