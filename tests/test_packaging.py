@@ -1,4 +1,5 @@
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -42,6 +43,13 @@ def top_level_imports(folder: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 names.add((node.module or "").split(".")[0])
     return names - set(sys.stdlib_module_names)
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess:
+    """Runs make here; without the variables of a make that started pytest."""
+    environment = {key: value for key, value in os.environ.items() if "MAKE" not in key and key != "MFLAGS"}
+    command = ["make", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def declared(*extras: str) -> set[str]:
@@ -124,13 +132,12 @@ def test_the_wheel_carries_every_file_of_the_package_and_the_licence(tmp_path):
 
 def test_make_help_names_every_command():
     (line,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    text = subprocess.run(["make", "-C", ROOT, "help"], check=True, capture_output=True, text=True).stdout
+    text = make("help").stdout
     assert set(line.split()) == set(re.findall(r"^make ([\w-]+) +\S", text, flags=re.MULTILINE))
 
 
 def test_make_ppo_launches_the_recipe_with_its_configuration_and_the_arguments_given():
-    command = ["make", "-n", "-C", ROOT, "ppo", "DEVICE=cpu", "CORES=3", "ARGS=--seed 1"]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    text = make("-n", "ppo", "DEVICE=cpu", "CORES=3", "ARGS=--seed 1").stdout
     assert (
         ".venv/bin/accelerate launch --config_file accelerate_configs/cpu.yaml --num_cpu_threads_per_process 3 "
         "recipes/ppo.py --config recipes/ppo.yaml --seed 1\n"
@@ -138,7 +145,6 @@ def test_make_ppo_launches_the_recipe_with_its_configuration_and_the_arguments_g
 
 
 def test_an_old_python_is_refused_in_one_line(tmp_path):
-    command = ["make", "-C", ROOT, "ppo", "PYTHON=false", f"VENV={tmp_path}/none"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = make("ppo", "PYTHON=false", f"VENV={tmp_path}/none")
     assert done.returncode != 0
     assert "trl_ext needs Python 3.11 or newer, 'false' is not: make ppo PYTHON=" in done.stderr
