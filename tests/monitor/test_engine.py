@@ -86,6 +86,15 @@ def test_severity_is_that_of_this_very_log():
     assert seen == [None, "critical", "warning", None, "critical"]
 
 
+def test_severity_is_the_worst_of_all_rules():
+    for order in ([Severity.ERROR, Severity.WARNING], [Severity.WARNING, Severity.ERROR]):
+        kl, ratio = ({"warning": 12.0, "error": 40.0}[order[0]], {"warning": 1.5, "error": 3.0}[order[1]])
+        engine = Engine(["kl_high", "ratio_out_of_band"])
+        for step in range(3):
+            engine.observe(step, {"objective/kl": kl, "val/ratio": ratio})
+        assert engine.severity == "error"
+
+
 def test_rules_that_need_a_history_stay_quiet_in_warm_up_and_others_do_not():
     engine = Engine([Scripted({}), ScriptedHistory({})], warmup_steps=3)
     news = run(engine, [1, 1, 1, 1])

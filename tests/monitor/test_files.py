@@ -16,8 +16,14 @@ def refuse(constant):
     raise AssertionError(f"{constant} is no JSON")
 
 
+def no_key_twice(pairs):
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
 def strict(path):
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    lines = path.read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse, object_pairs_hook=no_key_twice) for line in lines]
 
 
 def write(folder, steps, **logs):

@@ -68,8 +68,8 @@ def _all_finite(values: tuple[float, ...]) -> bool:
 
 def _scalar(value: Any) -> Any:
     """A plain number, bool, string or `None`; `_UNUSABLE` for anything else."""
-    if value is None or isinstance(value, bool):
-        return value
+    if value is None:
+        return None
     if isinstance(value, str):
         return str(value)
     try:

@@ -153,7 +153,7 @@ class LowestLevel(Statistic):
 
     def push(self, window: Window) -> None:
         level = window.median()
-        if self.location is None or level < self.location:
+        if self.location is None or level <= self.location:
             self.location, self.scale = level, window.mad()
 
     def state_dict(self) -> dict[str, Any]:

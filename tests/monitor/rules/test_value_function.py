@@ -42,8 +42,9 @@ def test_noise_raises_the_bar():
 
 
 def test_a_critic_no_worse_than_at_its_start_has_not_diverged():
-    fitted = [10.0] * 5 + [10.0 * 0.9**i for i in range(80)] + [9.0] * 10
-    assert severities(fitted)[-1] is None
+    fitted = [10.0] * 5 + [10.0 * 0.9**i for i in range(80)] + [0.002] * 80
+    assert severities(fitted + [9.0] * 10)[-1] is None
+    assert severities(fitted + [11.0] * 10)[-1] == "warning"
 
 
 def test_a_reward_that_comes_alive_is_no_divergence():
