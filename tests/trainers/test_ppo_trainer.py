@@ -12,6 +12,7 @@ from trainer_builders import (
     PROMPTS,
     fixed_rollouts,
     letter_share,
+    plain_logps,
     policy,
     ppo_args,
     ppo_trainer,
@@ -142,6 +143,27 @@ def test_the_metrics_of_stock_ppo_are_all_there_and_their_identities_hold(tmp_pa
             row["val/ratio_var"]
         )
     assert abs(logs[-1]["objective/kl"]) > 1e-3 and [row["episode"] for row in logs] == [16, 32, 48]
+
+
+def test_ratio_approximate_kl_and_clip_fraction_are_those_of_the_moved_policy(tmp_path):
+    trainer = ppo_trainer(tmp_path, cliprange=0.05, trainer={"rollout_func": fixed_rollouts()})
+    output = scored(trainer)
+    before = plain_logps(trainer.model, output)
+    with torch.no_grad():
+        for p in trainer.model.parameters():
+            p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    trainer.current_gradient_accumulation_steps = 1
+    trainer._compute_loss(trainer.model, output)
+    kept = output["completion_mask"].bool()
+    log_ratio, advantages = (plain_logps(trainer.model, output) - before)[kept], output["advantages"][kept]
+    ratio = log_ratio.exp()
+    # clipped: where max(-A r, -A clip(r)) is the second
+    clipped = -advantages * ratio.clamp(0.95, 1.05) > -advantages * ratio
+    got = {k: v[-1] for k, v in trainer._metrics["train"].items()}
+    assert got["val/ratio"] == pytest.approx(ratio.mean().item(), rel=1e-4)
+    assert got["policy/approxkl_avg"] == pytest.approx(log_ratio.square().mean().item() / 2, rel=1e-3)
+    assert got["policy/clipfrac_avg"] == pytest.approx(clipped.float().mean().item(), abs=1e-6)
+    assert 0.05 < got["policy/clipfrac_avg"] < 0.95 and got["policy/approxkl_avg"] > 1e-4
 
 
 def test_the_scores_in_the_logs_carry_the_missing_eos_penalty(tmp_path):

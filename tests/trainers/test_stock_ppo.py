@@ -28,7 +28,7 @@ CASES = {
     "tight-clips": {"cliprange": 0.02, "cliprange_value": 0.05, "num_ppo_epochs": 3, "vf_coef": 0.5},
     "temperature": {"temperature": 0.6},
 }
-FULL_ROWS = {"defaults", "whiten"}  # also with completions that all fill the row
+FULL_ROWS = {"defaults", "two-epochs", "whiten"}  # also with completions that all fill the row
 
 
 def completions(update, full):
