@@ -1,0 +1,114 @@
+"""recipes/ppo.py and recipes/reinforce_loo.py, run as a user would, on the embedded policy."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from reinforcement_runs import run, start, without_clocks
+
+RECIPES = ("ppo", "reinforce_loo")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_leaves_metrics_a_picture_a_summary_and_a_policy(tmp_path, capsys, recipe):
+    rows = run(recipe, tmp_path, "--report_to", "tensorboard")
+    assert [row["step"] for row in rows if "reward" in row] == sorted({row["step"] for row in rows if "reward" in row})
+    assert sum("reward" in row for row in rows) == 4
+    printed = capsys.readouterr().out
+    for words in ("Samples at step", "explained variance" if recipe == "ppo" else "entropy", "Try next", "run.png"):
+        assert words in printed, words
+    summary = json.loads((tmp_path / "trl_ext" / "summary.json").read_text())
+    assert summary["completed"] and not [a for a in summary["alerts"] if a["severity"] in ("error", "critical")]
+    assert (tmp_path / "trl_ext" / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "model.safetensors").is_file()
+    assert list(tmp_path.rglob("events.out.tfevents*")), "TensorBoard got nothing"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_same_seed_gives_the_same_metrics_and_another_seed_does_not(tmp_path, recipe):
+    first, again, other = (
+        without_clocks(run(recipe, tmp_path / name, "--seed", seed))
+        for name, seed in (("first", "3"), ("again", "3"), ("other", "4"))
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("recipe", [pytest.param("ppo", marks=pytest.mark.current_trl), "reinforce_loo"])
+def test_a_killed_run_resumes_as_if_it_had_not_been(tmp_path, recipe):
+    saving = ("--save_strategy", "steps", "--save_steps", "2")
+    longer = ("--total_episodes", "64") if recipe == "ppo" else ("--max_steps", "8")
+    whole = without_clocks(run(recipe, tmp_path / "whole", *saving, *longer))
+    killed = start(recipe, tmp_path / "killed", *saving, *longer)
+    metrics = tmp_path / "killed" / "trl_ext" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 5):
+        assert killed.poll() is None and time.monotonic() < deadline, killed.communicate()[1][-2000:]
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    checkpoints = sorted((tmp_path / "killed").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    last = next(path for path in reversed(checkpoints) if (path / "trainer_state.json").exists())
+    resumed = without_clocks(run(recipe, tmp_path / "killed", *saving, *longer, "--resume_from_checkpoint", str(last)))
+    training = [row for row in resumed if "reward" in row]
+    assert training == [row for row in whole if "reward" in row]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_lora_trains_an_adapter_alone(tmp_path, recipe):
+    run(recipe, tmp_path, "--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "all-linear")
+    assert (tmp_path / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_wandb_offline_records_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    run("reinforce_loo", tmp_path / "run", "--report_to", "wandb")
+    assert list(Path(tmp_path, "wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.mark.stock_ppo
+def test_our_ppo_can_be_asked_for_where_trl_ships_its_own(tmp_path, monkeypatch):
+    stock = run("ppo", tmp_path / "stock")
+    monkeypatch.setenv("TRL_EXT_PPO", "trl_ext")
+    ours = run("ppo", tmp_path / "ours")
+    assert "value/explained_variance" in ours[0] and "value/explained_variance" not in stock[0]
+
+
+BAD_INPUT = {
+    "no such model": ("reinforce_loo", ["--model_name_or_path", "no/such-model"], "no model 'no/such-model'"),
+    "no such column": ("reinforce_loo", ["--dataset_name", "{jsonl}", "--dataset_prompt_column", "q"], "text"),
+    "unknown option": ("ppo", ["--kl_coeff", "0.1"], "kl_coef"),
+    "unknown reward": ("ppo", ["--reward_funcs", "sentimen"], "sentiment"),
+    "groups that do not divide": ("reinforce_loo", ["--num_generations", "3"], "num_generations to one of 2, 4, 8"),
+    "rollouts that do not divide": ("ppo", ["--num_mini_batches", "3"], "mini_batches"),
+    "critical what": ("ppo", ["--on_critical", "stpo"], "stop"),
+    "a reward of the wrong length": ("reinforce_loo", ["--reward_funcs", "{rewards}:one_too_few"], "step 0"),
+    "a reward that is a word": ("reinforce_loo", ["--reward_funcs", "{rewards}:words"], "words"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, case):
+    recipe, options, expected = BAD_INPUT[case]
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n' * 8)
+    (tmp_path / "rewards.py").write_text(
+        "def one_too_few(completions, **kwargs):\n    return [0.0] * (len(completions) - 1)\n\n"
+        "def words(completions, **kwargs):\n    return ['good'] * len(completions)\n"
+    )
+    places = {"jsonl": tmp_path / "texts.jsonl", "rewards": tmp_path / "rewards.py"}
+    with pytest.raises(SystemExit) as stop:
+        run(recipe, tmp_path / "out", *[option.format(**places) for option in options])
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert stop.value.code == 2
+    assert error.startswith("error: ") and expected in error
+
+
+def test_bad_input_ends_a_real_process_with_status_2_and_no_traceback(tmp_path):
+    process = start("ppo", tmp_path, "--reward_funcs", "sentimen")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "Traceback" not in error and "error: There is no reward 'sentimen'" in error
