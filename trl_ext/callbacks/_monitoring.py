@@ -1,6 +1,5 @@
 """What the monitor's callbacks share: the trainer's events, handed to the run they belong to."""
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -12,17 +11,14 @@ from transformers.trainer_callback import ExportableState
 
 from trl_ext.callbacks._checkpoint_state import read_state, write_state
 from trl_ext.callbacks._guard import never_raises
-from trl_ext.callbacks._ranks import largest_over_ranks
 from trl_ext.callbacks._run import MonitoredRun
+from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks._threshold_file import read_thresholds
-from trl_ext.callbacks.stopping import TrainingStopped, ignores_control
 from trl_ext.errors import UserError
-from trl_ext.monitor.alerts import Alert, Severity
+from trl_ext.monitor.alerts import Alert
 from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.names import unknown_name
 from trl_ext.monitor.rules import Rule
-
-logger = logging.getLogger(__name__)
 
 # fp16's loss scaler skips a step whose gradient overflowed, so a NaN grad_norm now and then is its normal work
 _FP16_THRESHOLDS = {"nonfinite_metric.grad_norm_logs": 3}
@@ -54,7 +50,7 @@ class MonitoringCallback(TrainerCallback, ExportableState):
         self._window, self._warmup_steps, self._log_system_metrics = window, warmup_steps, log_system_metrics
         self._run = self._new_run({})
         self._untouched = self._run.engine.state_dict()
-        self._stop: TrainingStopped | None = None
+        self._stop = StopDecision()
         self._step = 0
         self.restored: dict[str, Any] | None = None  # set by Transformers, when asked to restore callbacks
 
@@ -74,21 +70,21 @@ class MonitoringCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
     ) -> TrainerControl:
         self._observe(state, logs or {})
-        if self._on_critical == "stop" and self._stop is None:
-            self._decide_to_stop(args, state)
-        return self._ask_to_stop(control)
+        if self._on_critical == "stop":
+            self._stop.decide(self._run, args, state)
+        return self._stop.ask(control)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         self._step = state.global_step
-        return self._ask_to_stop(control)
+        return self._stop.ask(control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._save(args, state)
-        if self._stop is not None and ignores_control(state):
+        if (stopped := self._stop.to_raise(state)) is not None:
             self._finish(completed=False)
-            raise self._stop
+            raise stopped
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._finish(completed=True)
@@ -111,7 +107,7 @@ class MonitoringCallback(TrainerCallback, ExportableState):
     @never_raises
     def _begin(self, args: TrainingArguments, state: TrainerState) -> None:
         name = type(self).__name__
-        self._stop = None
+        self._stop = StopDecision()
         self._run.finish(completed=False)  # of an earlier train() that raised
         self._run = self._new_run(_FP16_THRESHOLDS if args.fp16 else {})
         self._run.engine.load_state_dict(self._untouched)  # rule instances may have seen an earlier run
@@ -146,18 +142,3 @@ class MonitoringCallback(TrainerCallback, ExportableState):
     @never_raises
     def _finish(self, completed: bool) -> None:
         self._run.finish(completed)
-
-    def _decide_to_stop(self, args: TrainingArguments, state: TrainerState) -> None:
-        """All ranks alike: one may see what the others do not."""
-        severity = self._run.engine.severity
-        worst = largest_over_ranks(-1 if severity is None else severity.rank, args)
-        if worst >= Severity.CRITICAL.rank:
-            self._stop = TrainingStopped(self._run.note_stop(state.global_step))
-            logger.error("Saving a checkpoint, then stopping: %s", self._stop)
-
-    def _ask_to_stop(self, control: TrainerControl) -> TrainerControl:
-        """Stock PPO reads `should_save` right after `on_step_end` and generates nothing before it, so that the stop
-        comes at the very log that showed the fault. The others save and stop by themselves."""
-        if self._stop is not None:
-            control.should_save = control.should_training_stop = True
-        return control
