@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
 from .errors import UserError
-from .rewards import as_reward_model
+from .rewards.stock import as_reward_model
 from .trainers import PPOConfig as OurPPOConfig
 from .trainers import PPOTrainer as OurPPOTrainer
 

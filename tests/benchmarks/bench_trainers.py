@@ -47,7 +47,7 @@ def run(trainer_name: str, shape_name: str, threads: int) -> dict:
     torch.set_num_threads(threads)
     shape = SHAPES[shape_name]
     with tempfile.TemporaryDirectory() as folder:
-        trainer, updates_at = build(trainer_name, shape, folder)
+        trainer, every = build(trainer_name, shape, folder)
         counts = {"tokens": 0, "optimizer_steps": 0}
         policy = getattr(trainer.model, "policy", trainer.model)
         models = [policy, getattr(trainer, "ref_model", None), trainer.bench_value_model]
@@ -58,12 +58,16 @@ def run(trainer_name: str, shape_name: str, threads: int) -> dict:
                 with_kwargs=True,
             )
 
+        def count_step(*_):
+            counts["optimizer_steps"] += 1
+
+        torch.optim.optimizer.register_optimizer_step_post_hook(count_step)
+
         class Clock(TrainerCallback):
             times = []  # noqa: RUF012 - one run a process
 
             def on_step_end(self, args, state, control, **kwargs):
-                counts["optimizer_steps"] += updates_at["steps_in_step"]
-                if state.global_step % updates_at["every"] == 0:
+                if state.global_step % every == 0:
                     self.times.append(time.perf_counter())
 
         trainer.add_callback(Clock())
@@ -123,15 +127,15 @@ def build(name: str, shape: dict, folder: str):
 
             trainer = PPOTrainer(PPOConfig(**common, **ppo), tokenizer, model, None, free_reward(), data, value_model,
                                  eval_dataset=data)  # fmt: skip
-            updates_at = {"every": 1, "steps_in_step": EPOCHS}
+            every = 1
         else:
             from trl_ext import PPOConfig, PPOTrainer
 
             trainer = PPOTrainer(PPOConfig(**common, **ppo, **fixed, stop_token="eos"), tokenizer, model, None,
                                  free_reward(), data, value_model)  # fmt: skip
-            updates_at = {"every": EPOCHS, "steps_in_step": 1}
+            every = EPOCHS
         trainer.bench_value_model = value_model
-        return trainer, updates_at
+        return trainer, every
 
     options = {**common, **fixed, "max_completion_length": shape["response"], "num_generations": GENERATIONS,
                "max_steps": shape["updates"]}  # fmt: skip
@@ -153,7 +157,7 @@ def build(name: str, shape: dict, folder: str):
         model = Qwen2ForCausalLM.from_pretrained(f"{folder}/policy")
         trainer = RLOOTrainer(model, free_function, RLOOConfig(**options, beta=0.05), **arguments)
     trainer.bench_value_model = None
-    return trainer, {"every": 1, "steps_in_step": 1}
+    return trainer, 1
 
 
 def free_function(completion_ids, **kwargs):

@@ -21,9 +21,7 @@ def train(trainer, **kwargs):
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     if kwargs and not inspect.signature(trainer.train).parameters:
-        raise UserError(
-            f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext."
-        )
+        raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
         return trainer.train(**kwargs)
     except TrainingStopped as stopped:

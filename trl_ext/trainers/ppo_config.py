@@ -7,7 +7,7 @@ from typing import Literal
 from transformers import TrainingArguments
 
 from ..errors import UserError
-from .batches import divisors, neighbours
+from .batches import divisors, launched_processes, neighbours
 from .reinforce_loo_config import ReinforceLOOConfig
 
 # GRPO's name: the name stock PPO has for it, which is the one to set
@@ -40,8 +40,9 @@ class PPOConfig(ReinforceLOOConfig):
     what `state.global_step` counts. `loss_type="bnpo"` is the stock mean over the tokens of a micro-batch.
 
     Different from the stock trainer, by intent: gradients are clipped to `max_grad_norm`, the learning rate is
-    scheduled by optimizer step (stock ignores the first and schedules by update), and moments are taken over all
-    processes.
+    scheduled by optimizer step (stock ignores the first and schedules by update), moments are taken over all processes,
+    and `num_mini_batches` optimizer steps are taken a pass (stock takes one where mini-batches are made of whole
+    micro-batches, whatever the option says).
     """
 
     learning_rate: float = field(default=3e-6, metadata={"help": "The initial learning rate for AdamW."})
@@ -123,7 +124,11 @@ class PPOConfig(ReinforceLOOConfig):
                     "gradient_accumulation_steps, whose product is the rollouts of an update, and num_mini_batches."
                 )
         if self.total_episodes is not None and self.max_steps > 0:
-            raise UserError("total_episodes and max_steps both set the length of the run: drop one.")
+            update = self.per_device_train_batch_size * launched_processes() * self.gradient_accumulation_steps
+            raise UserError(
+                f"total_episodes={self.total_episodes} and max_steps={self.max_steps} both set the length of the run: set "
+                f"total_episodes={self.max_steps * update} alone, which is {self.max_steps} updates of {update}."
+            )
         for name, (silent, why) in WITHOUT_EFFECT.items():
             if getattr(self, name) != silent:
                 warnings.warn(f"{name} has no effect in trl_ext: {why}.", stacklevel=4)

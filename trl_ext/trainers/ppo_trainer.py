@@ -145,9 +145,10 @@ class PPOTrainer(ReinforceLOOTrainer):
         metrics = self._metrics["train"]
         if self.model.training and metrics.get("val/ratio"):
             logs.update(self._stock_metrics(metrics, logs))
+        is_update = "loss" in logs  # not an evaluation, nor the summary at the end
         super().log(logs, start_time)
         updates, every = self.state.global_step / self.args.optimizer_steps_per_update(), self._updates_per_sample()
-        if every and updates % every == 0 and self.accelerator.is_main_process and self._logs["prompt"]:
+        if is_update and every and updates % every == 0 and self.accelerator.is_main_process:
             print_prompt_completions_sample(
                 self._logs["prompt"], self._logs["completion"], self._logs["rewards"], self._logs["advantages"],
                 self.state.global_step, 5,

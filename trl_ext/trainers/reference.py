@@ -49,11 +49,11 @@ def no_reference_by_name(args, ref_model):
 
 
 def prepare_reference(ref_model: nn.Module, trainer) -> nn.Module:
-    """What GRPOTrainer's constructor does to the reference that it loads, and freezing."""
+    """What GRPOTrainer's constructor does to the reference that it loads; frozen, and in evaluation mode (no dropout)."""
     args, accelerator = trainer.args, trainer.accelerator
     if args.disable_dropout:
         disable_dropout_in_model(ref_model)
-    ref_model.requires_grad_(False)
+    ref_model.eval().requires_grad_(False)
     if add_fused_lm_head is not None:
         add_fused_lm_head(ref_model, temperature=trainer.temperature, cast_lm_head_to_fp32=args.cast_lm_head_to_fp32)
     if trainer.is_deepspeed_enabled:
