@@ -22,7 +22,11 @@ def test_all_ranks_stop_when_one_sees_the_fault(tmp_path):
         )
         for rank in "01"
     ]
-    errors = [process.communicate(timeout=150)[1][-3000:] for process in processes]
+    try:
+        errors = [process.communicate(timeout=150)[1][-3000:] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # where ranks decide apart, one waits for the other for ever
     assert [process.returncode for process in processes] == [0, 0], errors
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert first["processes"] == 2
