@@ -60,13 +60,14 @@ def model_path(name_or_path: str | None, revision: str | None = None) -> str:
     cause: OSError | None = None
     for file in ("config.json", "adapter_config.json"):  # a whole model, or a PEFT adapter
         try:
-            cached_file(name, file, revision=revision or "main")
-            return name
+            if cached_file(name, file, revision=revision or "main"):
+                return name
         except OSError as error:
             cause = cause or error
     if os.path.isdir(name):
         raise UserError(f"folder {name!r} holds no model: no config.json in it") from cause
+    where = f"{name!r}" if revision in (None, "main") else f"{name!r} at revision {revision!r}"
     raise UserError(
-        f"no model {name!r}: neither a local folder nor a reachable hub model of that name exists; "
+        f"no model {where}: neither a local folder nor a reachable hub model of that name exists; "
         f"set model_name_or_path to a folder, a hub id or {tiny.NAME}"
     ) from cause

@@ -48,7 +48,7 @@ def describe(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(str(each) for each in arguments)
     if typing.get_origin(hint) is list:
-        return f"a list of {describe(arguments[0])}"
+        return f"a list (each entry {describe(arguments[0])})"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return "one of " + ", ".join(str(member.value) for member in hint)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", dict: "a mapping"}
