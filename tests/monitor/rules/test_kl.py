@@ -1,5 +1,6 @@
 import pytest
 
+from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.rows import read_row
 from trl_ext.monitor.rules import RULES, Finding, Verdict
 from trl_ext.monitor.thresholds import resolve_thresholds
@@ -73,3 +74,10 @@ def test_the_alert_names_the_numbers_and_the_options():
     assert "12.3" in found.message and "10" in found.message
     for option in ("kl_coef", "beta", "learning_rate", "num_ppo_epochs", "kl_high.per_sequence_warning"):
         assert option in found.advice
+
+
+def test_a_kl_that_hovers_at_the_band_is_one_alert():
+    engine = Engine(["kl_high"])
+    for step, value in enumerate([12.0] * 3 + [9.5] * 9 + [12.0] * 3 + [8.0] * 5 + [12.0] * 3):
+        engine.observe(step, {"objective/kl": value})
+    assert [(alert.opened, alert.closed) for alert in engine.alerts] == [(2, 19), (22, None)]

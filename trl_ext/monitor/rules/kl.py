@@ -8,6 +8,7 @@ from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 
 SEVERITIES = (Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
 UNITS = ("sequence", "token")
+CALM_SHARE = 0.9  # of the band: below it an open alert may close
 
 
 class KLHigh(Rule):
@@ -39,6 +40,8 @@ class KLHigh(Rule):
         length = row.metrics.get("completion_length", float("inf"))
         short = unit == "token" and value * length <= self._bands["sequence"][0]
         verdict = self._levels.push(*(value > band and not short for band in bands))
+        if verdict is Verdict.HEALTHY and value > CALM_SHARE * bands[0] and not short:
+            return Verdict.NO_DATA  # a KL that hovers at the band is one alert, not one for each crossing
         if isinstance(verdict, Verdict):
             return verdict
         band = bands[SEVERITIES.index(verdict)]
