@@ -28,7 +28,7 @@ SHAPES = {
         "prompt": 16, "response": 32, "updates": 4,
     },
 }  # fmt: skip
-SAMPLES, MICRO_BATCH, EPOCHS, GENERATIONS = 64, 16, 4, 4
+SAMPLES, MICRO_BATCH, EPOCHS, GENERATIONS = 64, 64, 4, 4
 # (title, ours, theirs, whose Python runs theirs)
 COMPARISONS = [
     ("REINFORCE-LOO / GRPO", "reinforce_loo", "grpo", "current"),
@@ -42,6 +42,7 @@ COMPARISONS = [
 
 def run(trainer_name: str, shape_name: str, threads: int) -> dict:
     import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
     from transformers import TrainerCallback
 
     torch.set_num_threads(threads)
@@ -61,7 +62,7 @@ def run(trainer_name: str, shape_name: str, threads: int) -> dict:
         def count_step(*_):
             counts["optimizer_steps"] += 1
 
-        torch.optim.optimizer.register_optimizer_step_post_hook(count_step)
+        register_optimizer_step_post_hook(count_step)
 
         class Clock(TrainerCallback):
             times = []  # noqa: RUF012 - one run a process
@@ -105,7 +106,7 @@ def build(name: str, shape: dict, folder: str):
     pads = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = Qwen2Config(**shape["model"], **pads)
     model = Qwen2ForCausalLM(config)
-    letters = torch.randint(97, 123, (256, shape["prompt"])).tolist()  # one token a letter
+    letters = torch.randint(97, 123, ((shape["updates"] + 2) * SAMPLES, shape["prompt"])).tolist()  # one token a letter
     prompts = ["".join(map(chr, row)) for row in letters]
     common = {
         "output_dir": folder, "per_device_train_batch_size": MICRO_BATCH, "report_to": "none", "learning_rate": 1e-5,

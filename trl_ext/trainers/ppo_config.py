@@ -126,7 +126,7 @@ class PPOConfig(ReinforceLOOConfig):
         if self.total_episodes is not None and self.max_steps > 0:
             update = self.per_device_train_batch_size * launched_processes() * self.gradient_accumulation_steps
             raise UserError(
-                f"total_episodes={self.total_episodes} and max_steps={self.max_steps} both set the length of the run: set "
+                f"total_episodes={self.total_episodes} and max_steps={self.max_steps} both set the length: set "
                 f"total_episodes={self.max_steps * update} alone, which is {self.max_steps} updates of {update}."
             )
         for name, (silent, why) in WITHOUT_EFFECT.items():

@@ -49,7 +49,7 @@ def no_reference_by_name(args, ref_model):
 
 
 def prepare_reference(ref_model: nn.Module, trainer) -> nn.Module:
-    """What GRPOTrainer's constructor does to the reference that it loads; frozen, and in evaluation mode (no dropout)."""
+    """What GRPOTrainer's constructor does to the reference that it loads; frozen, without dropout."""
     args, accelerator = trainer.args, trainer.accelerator
     if args.disable_dropout:
         disable_dropout_in_model(ref_model)

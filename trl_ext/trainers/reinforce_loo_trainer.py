@@ -75,8 +75,8 @@ class ReinforceLOOTrainer(GRPOTrainer):
         self.beta = self.args.beta if scoring or not self.args.kl_in_reward else 0.0
 
     def _get_train_sampler(self, dataset=None):
-        """TRL's sampler draws every pass over the data from one generator, whose state no checkpoint holds: a resumed run
-        would see other prompts from its second pass on. Here a pass depends on the seed and its number alone."""
+        """TRL's sampler draws every pass over the data from one generator, whose state no checkpoint holds: a resumed
+        run would see other prompts from its second pass on. Here a pass depends on the seed and its number alone."""
         sampler = super()._get_train_sampler(dataset)
         if self.shuffle_dataset:
             sampler.set_epoch = lambda epoch: sampler.generator.manual_seed(self.args.seed + epoch)
