@@ -18,22 +18,23 @@ from pathlib import Path
 
 SHAPES = {
     "embedded": {
-        "model": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
-                  "num_key_value_heads": 4, "vocab_size": 2048, "tie_word_embeddings": True},
-        "prompt": 6, "response": 24, "updates": 16,
+        "model": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "vocab_size": 2048, "tie_word_embeddings": True},
+        "prompt": 6, "response": 24, "samples": 64, "micro_batch": 64, "epochs": 4, "updates": 12,
     },
     "30M": {
         "model": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 6,
                   "num_key_value_heads": 6, "vocab_size": 32768, "tie_word_embeddings": True},
-        "prompt": 16, "response": 32, "updates": 4,
+        "prompt": 16, "response": 32, "samples": 16, "micro_batch": 8, "epochs": 2, "updates": 4,
     },
 }  # fmt: skip
-SAMPLES, MICRO_BATCH, EPOCHS, GENERATIONS = 64, 64, 4, 4
+GENERATIONS = 4
 # (title, ours, theirs, whose Python runs theirs)
 COMPARISONS = [
     ("REINFORCE-LOO / GRPO", "reinforce_loo", "grpo", "current"),
     ("REINFORCE-LOO with KL / RLOO", "reinforce_loo_kl", "rloo", "current"),
-    ("PPO / stock PPO 1.12", "ppo", "stock_ppo", "stock"),
+    ("PPO / stock PPO 1.12, both with a value model", "ppo", "stock_ppo", "stock"),
+    ("PPO with its own value head / stock PPO 1.12", "ppo_head", "stock_ppo", "stock"),
 ]
 
 
@@ -78,7 +79,7 @@ def run(trainer_name: str, shape_name: str, threads: int) -> dict:
         seconds = [b - a for a, b in zip(Clock.times, Clock.times[1:], strict=False)]
     updates = len(Clock.times)
     return {
-        "samples_per_second": SAMPLES / statistics.median(seconds),
+        "samples_per_second": shape["samples"] / statistics.median(seconds),
         "peak_mb": (resident("VmHWM") - base) / 1024,
         "tokens_per_update": counts["tokens"] // updates,
         "optimizer_steps_per_update": counts["optimizer_steps"] / updates,
@@ -106,11 +107,13 @@ def build(name: str, shape: dict, folder: str):
     pads = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     config = Qwen2Config(**shape["model"], **pads)
     model = Qwen2ForCausalLM(config)
-    letters = torch.randint(97, 123, ((shape["updates"] + 2) * SAMPLES, shape["prompt"])).tolist()  # one token a letter
+    rows = (shape["updates"] + 2) * shape["samples"]  # stock PPO steps more often where a pass over the data ends
+    letters = torch.randint(97, 123, (rows, shape["prompt"])).tolist()  # one token a letter
     prompts = ["".join(map(chr, row)) for row in letters]
     common = {
-        "output_dir": folder, "per_device_train_batch_size": MICRO_BATCH, "report_to": "none", "learning_rate": 1e-5,
-        "gradient_accumulation_steps": SAMPLES // MICRO_BATCH, "use_cpu": True, "bf16": False, "logging_steps": 1,
+        "output_dir": folder, "per_device_train_batch_size": shape["micro_batch"], "report_to": "none",
+        "gradient_accumulation_steps": shape["samples"] // shape["micro_batch"], "learning_rate": 1e-5,
+        "use_cpu": True, "bf16": False, "logging_steps": 1,
         "gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no", "temperature": 1.0,
         "log_level": "error",
     }  # fmt: skip
@@ -119,8 +122,8 @@ def build(name: str, shape: dict, folder: str):
         torch.manual_seed(1)
         value_model = Qwen2ForSequenceClassification(Qwen2Config(**shape["model"], **pads, num_labels=1))
         ppo = {
-            "num_ppo_epochs": EPOCHS, "num_mini_batches": 1, "response_length": shape["response"],
-            "total_episodes": SAMPLES * shape["updates"], "num_sample_generations": 0,
+            "num_ppo_epochs": shape["epochs"], "num_mini_batches": 1, "response_length": shape["response"],
+            "total_episodes": shape["samples"] * shape["updates"], "num_sample_generations": 0,
         }  # fmt: skip
         data = Dataset.from_dict({"input_ids": tokenizer(prompts)["input_ids"]})
         if name == "stock_ppo":
@@ -132,9 +135,10 @@ def build(name: str, shape: dict, folder: str):
         else:
             from trl_ext import PPOConfig, PPOTrainer
 
+            value_model = None if name == "ppo_head" else value_model
             trainer = PPOTrainer(PPOConfig(**common, **ppo, **fixed, stop_token="eos"), tokenizer, model, None,
                                  free_reward(), data, value_model)  # fmt: skip
-            every = EPOCHS
+            every = shape["epochs"]
         trainer.bench_value_model = value_model
         return trainer, every
 
