@@ -82,7 +82,7 @@ def test_stock_names_reach_the_options_that_work(tmp_path):
         ({"ref_adapter_name": "mine"}, "'ref'"),
         ({"generation_batch_size": 8}, "per_device_train_batch_size"),
         ({"steps_per_generation": 2}, "gradient_accumulation_steps"),
-        ({"total_episodes": 16, "max_steps": 3}, "drop one"),
+        ({"total_episodes": 16, "max_steps": 3}, "total_episodes=48 alone"),
         ({"num_mini_batches": 3}, "one of 1, 2, 4, or gradient_accumulation_steps to 3 or 6"),
         (
             {"num_mini_batches": 3, "gradient_accumulation_steps": 1},
