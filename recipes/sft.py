@@ -102,9 +102,8 @@ def main(args: list[str] | None = None) -> None:
             prompts = prefixes(eval_dataset[text_column])[: script_args.num_samples]
             for text in sample(trainer, prompts, script_args.max_new_tokens):
                 say(f"sample: {text}")
-    if script_args.export_dir:
-        policy = trainer.accelerator.unwrap_model(trainer.model).half()
-        policy.save_pretrained(script_args.export_dir, is_main_process=trainer.accelerator.is_main_process)
+    if script_args.export_dir and trainer.accelerator.is_main_process:
+        trainer.accelerator.unwrap_model(trainer.model).half().save_pretrained(script_args.export_dir)
         trainer.processing_class.save_pretrained(script_args.export_dir)
         say(f"exported: {script_args.export_dir}")
 

@@ -169,6 +169,7 @@ def test_an_unknown_option_is_named_before_a_missing_one_is_missed(tmp_path):
         (3.0, int, 3),
         (False, str | bool, False),
         (5, int | str | None, 5),
+        (5, str | int, 5),
         (None, int | None, None),
         ("fast", Pace | str, "fast"),
         (1, bool, True),

@@ -145,6 +145,12 @@ def test_a_mistake_in_the_data_is_one_line(tmp_path, content, options, expected)
     assert "\n" not in str(caught.value)
 
 
+def test_a_saved_dataset_without_rows_is_empty(tmp_path):
+    datasets.Dataset.from_dict({"prompt": []}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(UserError, match="saved', split 'train', is empty"):
+        load_prompts(str(tmp_path / "saved"))
+
+
 def test_texts_name_the_columns_there_are(tmp_path):
     with pytest.raises(UserError, match=r"no column 'text' .* set dataset_text_field to one of: body, prompt"):
         load_texts(write_lines(tmp_path / "a.jsonl", {"body": "a", "prompt": "b"}))
