@@ -26,7 +26,8 @@ class PPOTrainer(ReinforceLOOTrainer):
     puts the score; the metrics take stock PPO's names besides TRL's.
 
     Args:
-        reward_model (`nn.Module`, callable or list of them): what scores a completion. `reward_funcs=` is the same.
+        reward_model (`nn.Module`, reward function or list of them): a module is called by the stock protocol.
+        reward_funcs: in place of `reward_model`: what `trl.GRPOTrainer` takes, and as it takes it.
         value_model (`nn.Module`, *optional*): with a `score` head, trained beside the policy. None: a scalar head on
             the policy's own hidden states.
         data_collator: ignored with a warning; prompts are padded only where they are generated from.
@@ -49,18 +50,18 @@ class PPOTrainer(ReinforceLOOTrainer):
             raise UserError("`ref_model` is `model`: pass a copy of it, or None.")
         if data_collator is not None:
             warnings.warn("`data_collator` is ignored: prompts are not padded before generation.", stacklevel=2)
-        scorers = reward_funcs if reward_model is None else reward_model
-        scorers = list(scorers) if isinstance(scorers, list | tuple) else [scorers]
-        modules = [m for m in (*scorers, value_model) if isinstance(m, nn.Module)]
+        scorers = list(reward_model) if isinstance(reward_model, list | tuple) else [reward_model]
+        modules = [m for m in scorers if isinstance(m, nn.Module)]
         if args.disable_dropout:
-            for module in modules:
-                disable_dropout_in_model(module)
+            for module in [*modules, value_model]:
+                if isinstance(module, nn.Module):
+                    disable_dropout_in_model(module)
         self._prompt_token_ids: list[list[int]] | None = None  # of the batch at hand, where the data set is tokenised
-        self._start: tuple[float, int] | None = None  # (time, episode) of the first log of this process
+        self._start: tuple[float, int] | None = None  # (time, episode) when this process began to generate
         length = len(train_dataset) if hasattr(train_dataset, "__len__") else None
         super().__init__(
             model,
-            [self._reward_function(scorer) for scorer in scorers],
+            [self._reward_function(scorer) for scorer in scorers] if reward_funcs is None else reward_funcs,
             args.in_optimizer_steps(length),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -73,8 +74,7 @@ class PPOTrainer(ReinforceLOOTrainer):
             **kwargs,
         )
         for module in modules:
-            if module is not value_model:
-                module.to(self.accelerator.device).eval().requires_grad_(False)
+            module.to(self.accelerator.device).eval().requires_grad_(False)
         self._set_stop_tokens()
 
     def _set_stop_tokens(self):
@@ -124,6 +124,7 @@ class PPOTrainer(ReinforceLOOTrainer):
     # A tokenised data set -------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs):
+        self._start = self._start or (time.perf_counter(), self._episode())
         if "prompt" not in inputs[0] and "input_ids" in inputs[0]:
             pad_id = self._tokenizer.pad_token_id
             self._prompt_token_ids = [[int(i) for i in row["input_ids"] if i != pad_id] for row in inputs]
@@ -156,13 +157,9 @@ class PPOTrainer(ReinforceLOOTrainer):
 
     def _stock_metrics(self, metrics: dict, logs: dict) -> dict:
         """What stock PPO logs and cannot be averaged over steps. `val/ratio_var` of one number is no data: left out."""
-        updates = math.ceil(self.state.global_step / self.args.optimizer_steps_per_update())
-        episode, now = updates * self.args.generation_batch_size, time.perf_counter()
-        stock = {"episode": episode}
-        if self._start is None:
-            self._start = (now, episode)
-        else:
-            stock["eps"] = (episode - self._start[1]) / max(now - self._start[0], 1e-9)
+        start, first_episode = self._start or (time.perf_counter(), self._episode())
+        stock: dict[str, float] = {"episode": self._episode()}
+        stock["eps"] = (stock["episode"] - first_episode) / max(time.perf_counter() - start, 1e-9)
         if "learning_rate" in logs:
             stock["lr"] = logs["learning_rate"]
         if metrics.get("entropy"):
@@ -170,6 +167,11 @@ class PPOTrainer(ReinforceLOOTrainer):
         if len(metrics["val/ratio"]) > 1:
             stock["val/ratio_var"] = torch.tensor(metrics["val/ratio"]).var().item()
         return stock
+
+    def _episode(self) -> int:
+        """Completions trained on so far, counting the update at hand as done."""
+        updates = math.ceil(self.state.global_step / self.args.optimizer_steps_per_update())
+        return updates * self.args.generation_batch_size
 
     def _updates_per_sample(self) -> int:
         wanted, updates = self.args.num_sample_generations, self.args.num_total_batches
