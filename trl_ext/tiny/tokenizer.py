@@ -44,6 +44,5 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     The same texts in the same order give the same tokenizer.
     """
     tokenizer = byte_tokenizer().train_new_from_iterator([list(texts)], vocab_size, show_progress=False)
-    tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
