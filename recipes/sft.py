@@ -44,6 +44,8 @@ def load_data(script_args: ScriptArguments, text_column: str) -> tuple[Dataset, 
     train, most = load(script_args.dataset_train_split), script_args.max_words
     if most is not None:
         train = train.filter(lambda row: len(row[text_column].split()) <= most)
+        if len(train) == 0:
+            raise UserError(f"no text has at most {most} words; give a larger max_words")
     return train, None if script_args.dataset_test_split == "none" else load(script_args.dataset_test_split)
 
 

@@ -132,6 +132,7 @@ def test_a_part_of_a_split_can_be_named(tmp_path):
         ('{"prompt": "a"}', {"split": "test"}, "no split 'test' in dataset"),
         ('{"prompt": "a"}', {"split": "train[:0]"}, "is empty"),
         ("[]", {}, "split 'train', is empty"),
+        ("", {}, "split 'train', is empty"),
         ("{nonsense", {}, "cannot read dataset"),
     ],
 )
@@ -145,10 +146,12 @@ def test_a_mistake_in_the_data_is_one_line(tmp_path, content, options, expected)
     assert "\n" not in str(caught.value)
 
 
-def test_a_saved_dataset_without_rows_is_empty(tmp_path):
-    datasets.Dataset.from_dict({"prompt": []}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(UserError, match="saved', split 'train', is empty"):
-        load_prompts(str(tmp_path / "saved"))
+@pytest.mark.parametrize("save", ["save_to_disk", "to_parquet", "to_csv"])
+def test_a_dataset_without_rows_is_empty(tmp_path, save):
+    path = tmp_path / f"none.{save.removeprefix('to_')}"
+    getattr(datasets.Dataset.from_dict({"prompt": []}), save)(path)
+    with pytest.raises(UserError, match="split 'train', is empty"):
+        load_prompts(str(path))
 
 
 def test_texts_name_the_columns_there_are(tmp_path):

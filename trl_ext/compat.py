@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, set_seed
 
 from .errors import UserError
 from .rewards.stock import as_reward_model
@@ -58,6 +58,7 @@ def build_ppo_trainer(
             args, processing_class, model, reward_funcs=reward_funcs, train_dataset=train_dataset,
             peft_config=peft_config, callbacks=callbacks,
         )  # fmt: skip
+    set_seed(args.seed)  # stock PPO seeds torch alone, and shuffles its mini-batches with NumPy
     tokenised = tokenise_prompts(train_dataset, processing_class)
     width = len(tokenised[0]["input_ids"])
     return STOCK.PPOTrainer(

@@ -109,12 +109,14 @@ def load_texts(
 
 def _load(name: str, split: str, config: str | None) -> Dataset:
     try:
-        dataset = _read(name, split, config)
+        return _read(name, split, config)
+    except (
+        StopIteration,
+        IndexError,
+    ) as error:  # how `datasets` fails on a file of 0 bytes, and on saved data of 0 rows
+        raise UserError(_empty(name, split)) from error
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(_explain(name, split, error)) from error
-    if len(dataset) == 0:
-        raise UserError(_empty(name, split))
-    return dataset
 
 
 def _read(name: str, split: str, config: str | None) -> Dataset:

@@ -115,6 +115,7 @@ def test_a_chat_needs_a_model(run, tmp_path, capsys):
     [
         (["--lerning_rate", "1"], "error: unknown option --lerning_rate; did you mean --learning_rate?"),
         (["--dataset_train_split", "dev"], "error: no split 'dev' in dataset 'reviews'; there are: train, test"),
+        (["--max_words", "0"], "error: no text has at most 0 words; give a larger max_words"),
         (["--load_in_8bit", "--load_in_4bit"], "error: You can't use 8 bit and 4 bit precision at the same time"),
     ],
 )
