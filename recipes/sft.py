@@ -43,6 +43,8 @@ def load_data(script_args: ScriptArguments, text_column: str) -> tuple[Dataset, 
 
     train, most = load(script_args.dataset_train_split), script_args.max_words
     if most is not None:
+        if text_column not in train.column_names:
+            raise UserError(f"max_words counts words of texts, and there is no column {text_column!r}; drop max_words")
         train = train.filter(lambda row: len(row[text_column].split()) <= most)
         if len(train) == 0:
             raise UserError(f"no text has at most {most} words; give a larger max_words")

@@ -110,10 +110,7 @@ def load_texts(
 def _load(name: str, split: str, config: str | None) -> Dataset:
     try:
         return _read(name, split, config)
-    except (
-        StopIteration,
-        IndexError,
-    ) as error:  # how `datasets` fails on a file of 0 bytes, and on saved data of 0 rows
+    except (StopIteration, IndexError) as error:  # how `datasets` fails where there are no rows at all
         raise UserError(_empty(name, split)) from error
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UserError(_explain(name, split, error)) from error

@@ -107,6 +107,9 @@ def test_a_chat_needs_a_model(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run(*words)
     assert "error: only a dataset of texts can train a policy from scratch" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(*words, "--max_words", "3")
+    assert "error: max_words counts words of texts" in capsys.readouterr().err
     run(*words, "--model_name_or_path", "trl_ext/tiny", "--max_steps", "1")
 
 
