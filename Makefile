@@ -10,7 +10,10 @@ VENV := .venv
 VENV_TRL112 := .venv-trl112
 RUNS := runs
 RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
-# At most eight: the matrices of the embedded policy are small. CORES=32 for a larger model.
+# The matrices of the embedded policy are too small to share among threads, and on a busy machine threads that wait for each
+# other make it many times slower: one thread. THREADS=8 for a larger model on a CPU.
+THREADS ?= 1
+# Tests run in that many processes.
 CORES := $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
 # PPO counts its length in episodes, in both TRL lanes; 64 a step.
@@ -18,7 +21,7 @@ SMOKE_ppo := --total_episodes 192
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 # Accelerate would count physical cores, and warn; in a container or on two hyper-threads that is often one.
-LAUNCH = $(VENV)/bin/accelerate launch --config_file accelerate_configs/$(DEVICE).yaml --num_cpu_threads_per_process $(CORES)
+LAUNCH = $(VENV)/bin/accelerate launch --quiet --config_file accelerate_configs/$(DEVICE).yaml --num_cpu_threads_per_process $(THREADS)
 ifeq ($(DEVICE),single_gpu)
 ifneq ($(CUDA_VISIBLE_DEVICES),)
 LAUNCH += --gpu_ids $(CUDA_VISIBLE_DEVICES)
@@ -43,8 +46,8 @@ endef
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo 'ARGS="--seed 1 --kl_coef 0.1" goes to the recipe, PYTEST_ARGS="tests/monitor -x" to pytest; PYTHON=python3.12 names the'
-	@echo 'interpreter, DEVICE=cpu|single_gpu the Accelerate configuration (found here: $(DEVICE)), CORES the threads (found here:'
-	@echo '$(CORES); on a busy machine CORES=1 is several times faster, since threads that share a core wait for each other).'
+	@echo 'interpreter, DEVICE=cpu|single_gpu the Accelerate configuration (found here: $(DEVICE)), THREADS=8 the threads of a'
+	@echo 'recipe on a CPU (one, which suits the embedded policy), CORES the processes of the tests (found here: $(CORES)).'
 
 ppo: ## train the embedded policy with PPO, watched by the monitor
 reinforce_loo: ## the same with REINFORCE and a leave-one-out baseline

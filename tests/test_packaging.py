@@ -137,10 +137,10 @@ def test_make_help_names_every_command():
 
 
 def test_make_ppo_launches_the_recipe_with_its_configuration_and_the_arguments_given():
-    text = make("-n", "ppo", "DEVICE=cpu", "CORES=3", "ARGS=--seed 1").stdout
+    text = make("-n", "ppo", "DEVICE=cpu", "THREADS=3", "ARGS=--seed 1").stdout
     assert (
-        ".venv/bin/accelerate launch --config_file accelerate_configs/cpu.yaml --num_cpu_threads_per_process 3 "
-        "recipes/ppo.py --config recipes/ppo.yaml --seed 1\n"
+        ".venv/bin/accelerate launch --quiet --config_file accelerate_configs/cpu.yaml "
+        "--num_cpu_threads_per_process 3 recipes/ppo.py --config recipes/ppo.yaml --seed 1\n"
     ) in text
 
 
