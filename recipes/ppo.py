@@ -10,7 +10,7 @@ The same script drives trl_ext's PPO and, on TRL 1.12, the stock trainer (TRL_EX
 from transformers import ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from trl_ext import ConsoleCallback, PPOMonitoringCallback, load_reward_funcs, train
+from trl_ext import ConsoleCallback, PPOMonitoringCallback, guard_reporting, load_reward_funcs, train
 from trl_ext.compat import build_ppo_trainer, ppo_classes
 from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_policy_and_tokenizer, parse
 from trl_ext.data import load_prompts
@@ -36,7 +36,7 @@ def main(args: list[str] | None = None) -> None:
             script_args.dataset_prompt_column,
             script_args.dataset_config,
         )
-        model, tokenizer = load_policy_and_tokenizer(model_args)
+        model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
         trainer = build_ppo_trainer(
             training_args,
@@ -49,6 +49,7 @@ def main(args: list[str] | None = None) -> None:
             callbacks=[monitor, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
         )
         trainer.remove_callback(ProgressCallback)
+        guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
     finish_run(trainer, monitor, NEXT)

@@ -14,6 +14,7 @@ from trl_ext import (
     PPOMonitoringCallback,
     ReinforceLOOConfig,
     ReinforceLOOTrainer,
+    guard_reporting,
     load_reward_funcs,
     train,
 )
@@ -40,7 +41,7 @@ def main(args: list[str] | None = None) -> None:
             script_args.dataset_prompt_column,
             script_args.dataset_config,
         )
-        model, tokenizer = load_policy_and_tokenizer(model_args)
+        model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
         trainer = ReinforceLOOTrainer(
             model,
@@ -52,6 +53,7 @@ def main(args: list[str] | None = None) -> None:
             callbacks=[monitor, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
         )
         trainer.remove_callback(ProgressCallback)
+        guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
     finish_run(trainer, monitor, NEXT)

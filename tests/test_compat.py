@@ -47,6 +47,17 @@ def test_conversational_prompts_end_with_the_generation_prompt():
     assert tokenizer.decode(row) == "user: hi\nassistant: "
 
 
+@pytest.mark.stock_ppo
+def test_stock_batches_that_do_not_divide_name_the_numbers_that_would(tmp_path):
+    config = compat.STOCK.PPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=10, gradient_accumulation_steps=1, num_mini_batches=3,
+        use_cpu=True, bf16=False,
+    )  # fmt: skip
+    data = Dataset.from_dict({"prompt": ["a"]})
+    with pytest.raises(UserError, match="num_mini_batches to one of 1, 2, 5, 10, or make the product 9 or 12"):
+        compat.build_ppo_trainer(config, tiny.random_policy(), tiny.byte_tokenizer(), data, [len])
+
+
 def test_the_value_model_sees_what_the_policy_sees_and_starts_at_zero():
     policy = tiny.random_policy()
     value_model = compat.value_model_of(policy)

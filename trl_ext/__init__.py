@@ -12,6 +12,7 @@ _HOME = {
     "PPOMonitoringCallback": "trl_ext.callbacks",
     "ConsoleCallback": "trl_ext.callbacks",
     "TrainingStopped": "trl_ext.callbacks",
+    "guard_reporting": "trl_ext.callbacks",
     "load_reward_funcs": "trl_ext.rewards",
     "as_reward_model": "trl_ext.rewards",
     "UserError": "trl_ext.errors",

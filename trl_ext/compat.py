@@ -13,6 +13,7 @@ from .errors import UserError
 from .rewards.stock import as_reward_model
 from .trainers import PPOConfig as OurPPOConfig
 from .trainers import PPOTrainer as OurPPOTrainer
+from .trainers.batches import require_divisible
 
 STOCK: Any = None
 with contextlib.suppress(ImportError), warnings.catch_warnings():
@@ -58,6 +59,14 @@ def build_ppo_trainer(
             args, processing_class, model, reward_funcs=reward_funcs, train_dataset=train_dataset,
             peft_config=peft_config, callbacks=callbacks,
         )  # fmt: skip
+    require_divisible(
+        "Rollouts of a process",
+        args.per_device_train_batch_size * args.gradient_accumulation_steps,
+        f"per_device_train_batch_size x gradient_accumulation_steps ({args.per_device_train_batch_size} x "
+        f"{args.gradient_accumulation_steps})",
+        "num_mini_batches",
+        args.num_mini_batches,
+    )
     set_seed(args.seed)  # stock PPO seeds torch alone, and shuffles its mini-batches with NumPy
     tokenised = tokenise_prompts(train_dataset, processing_class)
     width = len(tokenised[0]["input_ids"])

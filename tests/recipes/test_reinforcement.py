@@ -78,6 +78,14 @@ def test_our_ppo_can_be_asked_for_where_trl_ships_its_own(tmp_path, monkeypatch)
     assert "value/explained_variance" in ours[0] and "value/explained_variance" not in stock[0]
 
 
+def test_metrics_that_cannot_be_written_end_no_run(tmp_path, capfd):
+    (tmp_path / "trl_ext").write_text("a file where a folder should be")
+    with pytest.raises(OSError):
+        run("reinforce_loo", tmp_path, "--report_to", "none")  # reading the metrics back fails here, not in the recipe
+    assert "After" in capfd.readouterr().out
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 BAD_INPUT = {
     "no such model": ("reinforce_loo", ["--model_name_or_path", "no/such-model"], "no model 'no/such-model'"),
     "no such column": ("reinforce_loo", ["--dataset_name", "{jsonl}", "--dataset_prompt_column", "q"], "text"),

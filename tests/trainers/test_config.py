@@ -82,6 +82,11 @@ def test_stock_names_reach_the_options_that_work(tmp_path):
         ({"ref_adapter_name": "mine"}, "'ref'"),
         ({"generation_batch_size": 8}, "per_device_train_batch_size"),
         ({"steps_per_generation": 2}, "gradient_accumulation_steps"),
+        ({"num_mini_batches": 0}, "at least 1"),
+        ({"num_ppo_epochs": 0}, "at least 1"),
+        ({"kl_coef": -1.0}, "at least 0"),
+        ({"response_length": 0}, "at least 1"),
+        ({"total_episodes": 0}, "at least 1"),
         ({"total_episodes": 16, "max_steps": 3}, "total_episodes=48 alone"),
         ({"num_mini_batches": 3}, "one of 1, 2, 4, or gradient_accumulation_steps to 3 or 6"),
         (

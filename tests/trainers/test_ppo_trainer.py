@@ -377,3 +377,34 @@ def test_the_samples_table_is_printed_now_and_then(tmp_path, capsys):
     trainer.train()
     printed = capsys.readouterr().out
     assert [printed.count(f"Step {step} ") for step in (1, 2, 3, 4)] == [0, 1, 0, 1]
+
+
+def test_scripts_that_end_with_generate_completions_see_the_evaluation_set(tmp_path, capsys):
+    trainer = ppo_trainer(
+        tmp_path,
+        total_episodes=16,
+        num_ppo_epochs=1,
+        per_device_eval_batch_size=4,
+        trainer={"eval_dataset": prompts(1)},
+    )
+    trainer.train()
+    before = weights(trainer.model)
+    capsys.readouterr()
+    trainer.generate_completions(sampling=True)
+    printed = capsys.readouterr().out
+    assert any(prompt in printed for prompt in PROMPTS) and "letter_share" in printed
+    assert trainer.generation_config.temperature == trainer.generation_kwargs["temperature"] == 1.0
+    assert trainer.model.training and all(torch.equal(v, before[k]) for k, v in weights(trainer.model).items())
+    assert trainer.state.episode == 16
+
+
+def test_generate_completions_without_an_evaluation_set_does_nothing(tmp_path, capsys):
+    ppo_trainer(tmp_path).generate_completions()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_pad_token_that_the_model_does_not_embed_is_refused_with_the_mend(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    with pytest.raises(UserError, match=r"id 258, the model embeds 258 tokens: call model\.resize_token_embeddings"):
+        PPOTrainer(ppo_args(tmp_path), tokenizer, policy(), None, letter_share, prompts())

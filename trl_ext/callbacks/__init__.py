@@ -2,6 +2,7 @@
 
 from trl_ext.callbacks.console import ConsoleCallback
 from trl_ext.callbacks.ppo_monitoring import PPOMonitoringCallback
+from trl_ext.callbacks.reporting_guard import guard_reporting
 from trl_ext.callbacks.stopping import TrainingStopped
 
-__all__ = ["ConsoleCallback", "PPOMonitoringCallback", "TrainingStopped"]
+__all__ = ["ConsoleCallback", "PPOMonitoringCallback", "TrainingStopped", "guard_reporting"]

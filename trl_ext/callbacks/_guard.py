@@ -23,6 +23,11 @@ def never_raises(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, *args, **kwargs)
         except TrainingStopped:
             raise
+        except OSError as error:  # a full disk is no fault of the monitor: no traceback
+            if not getattr(self, reported, False):
+                setattr(self, reported, True)
+                logger.warning("%s cannot write: %s; training goes on.", type(self).__name__, error)
+            return None
         except Exception:
             if not getattr(self, reported, False):
                 setattr(self, reported, True)

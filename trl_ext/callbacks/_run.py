@@ -66,7 +66,7 @@ class MonitoredRun:
     def note_stop(self, step: int) -> str:
         """Why this run is being stopped; the summary says it too."""
         critical = [a for a in self.engine.alerts if a.severity is Severity.CRITICAL and a.closed is None]
-        what = f"{critical[-1].rule}: {critical[-1].message}" if critical else "another process saw a critical fault"
+        what = f"{critical[0].rule}: {critical[0].message}" if critical else "another process saw a critical fault"
         self.stopped = f"stopped at step {step} by on_critical='stop'. {what}"
         return self.stopped
 

@@ -22,17 +22,18 @@ def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) ->
         return {}
     paths = monitor.summary()["files"]
     metrics = Path(paths["metrics"])
+    rows: list[dict] = []
     files = {
         trainer.args.output_dir: "the trained policy",
         str(metrics): "every log, one JSON object a line",
         paths["alerts"]: "what the monitor said",
         paths["summary"]: "the run in a few numbers",
     }
-    rows = read_metrics(metrics)
     try:
+        rows = read_metrics(metrics)
         picture = plot_run(metrics, metrics.with_name("run.png"), title=Path(trainer.args.output_dir).name)
         files[str(picture)] = "the run as a picture"
-    except UserError as error:  # nothing logged, or no matplotlib: a run without a picture is still a run
+    except (UserError, OSError) as error:  # nothing logged, no matplotlib, a full disk: it is still a run
         print(f"No picture: {error}")
     summary = run_summary(rows)
     print(f"\n{closing_summary(summary, monitor.alerts, files, next_commands)}\n")

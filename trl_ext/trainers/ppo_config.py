@@ -106,6 +106,11 @@ class PPOConfig(ReinforceLOOConfig):
             setattr(self, name, wanted)
 
     def _check_stock_options(self):
+        for name, least in (("num_mini_batches", 1), ("num_ppo_epochs", 1), ("response_length", 1), ("kl_coef", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least {least}.")
+        if self.total_episodes is not None and self.total_episodes < 1:
+            raise UserError(f"total_episodes={self.total_episodes}: must be at least 1, or None.")
         if self.stop_token is not None and self.stop_token_id is not None:
             raise UserError("You cannot set both `stop_token` and `stop_token_id`: drop one.")
         if self.stop_token not in (None, "eos"):

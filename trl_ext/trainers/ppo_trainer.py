@@ -146,14 +146,41 @@ class PPOTrainer(ReinforceLOOTrainer):
         metrics = self._metrics["train"]
         if self.model.training and metrics.get("val/ratio"):
             logs.update(self._stock_metrics(metrics, logs))
+            self.state.episode = logs["episode"]
         is_update = "loss" in logs  # not an evaluation, nor the summary at the end
         super().log(logs, start_time)
         updates, every = self.state.global_step / self.args.optimizer_steps_per_update(), self._updates_per_sample()
         if is_update and every and updates % every == 0 and self.accelerator.is_main_process:
-            print_prompt_completions_sample(
-                self._logs["prompt"], self._logs["completion"], self._logs["rewards"], self._logs["advantages"],
-                self.state.global_step, 5,
-            )  # fmt: skip
+            self._print_samples()
+
+    def generate_completions(self, sampling: bool = False):
+        """Print nearly greedy completions of the evaluation set with their rewards: of its first batch if `sampling`.
+
+        Stock PPO's method of that name, which scripts call after training. Without `eval_dataset` it does nothing.
+        """
+        if self.eval_dataset is None or not is_rich_available():
+            return
+        temperature, was_training = self.generation_config.temperature, self.model.training
+        self.model.eval()
+        self.generation_config.temperature = self.generation_kwargs["temperature"] = 0.01
+        try:
+            for inputs in self.get_eval_dataloader():
+                with torch.no_grad():
+                    self._prepare_inputs(inputs)
+                if sampling:
+                    break
+        finally:
+            self.generation_config.temperature = self.generation_kwargs["temperature"] = temperature
+            self.model.train(was_training)
+            self._metrics["eval"].clear()
+        if self.accelerator.is_main_process:
+            self._print_samples()
+
+    def _print_samples(self):
+        print_prompt_completions_sample(
+            self._logs["prompt"], self._logs["completion"], self._logs["rewards"], self._logs["advantages"],
+            self.state.global_step, 5,
+        )  # fmt: skip
 
     def _stock_metrics(self, metrics: dict, logs: dict) -> dict:
         """What stock PPO logs and cannot be averaged over steps. `val/ratio_var` of one number is no data: left out."""
@@ -164,8 +191,9 @@ class PPOTrainer(ReinforceLOOTrainer):
             stock["lr"] = logs["learning_rate"]
         if metrics.get("entropy"):
             stock["policy/entropy_avg"] = sum(metrics["entropy"]) / len(metrics["entropy"])
-        if len(metrics["val/ratio"]) > 1:
-            stock["val/ratio_var"] = torch.tensor(metrics["val/ratio"]).var().item()
+        ratios = [ratio for ratio in metrics["val/ratio"] if not math.isnan(ratio)]
+        if len(ratios) > 1:
+            stock["val/ratio_var"] = torch.tensor(ratios).var().item()
         return stock
 
     def _episode(self) -> int:

@@ -4,10 +4,14 @@ import torch
 
 
 def global_means(accelerator, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-    """Weighted means over all processes, in one reduction. `pairs`: (x, weights) of one shape each."""
+    """Weighted means over all processes, in one reduction; NaN (no data) where all weights are 0.
+
+    Args:
+        pairs: (x, weights) of one shape each.
+    """
     totals = torch.stack([torch.stack([(x * w).sum().float(), w.sum().float()]) for x, w in pairs])
     totals = accelerator.reduce(totals, reduction="sum")
-    return (totals[:, 0] / totals[:, 1].clamp(min=1)).tolist()
+    return (totals[:, 0] / totals[:, 1]).tolist()
 
 
 def global_moments(accelerator, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from trl import GRPOTrainer
 
+from ..errors import UserError
 from ..functional import (
     at_last_token,
     clipped_value_loss,
@@ -56,6 +57,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
             ref_model = copy_of_policy(model)
         with no_reference_by_name(args, ref_model):
             super().__init__(model, reward_funcs, args, *positional, **kwargs)
+        self._check_pad_token()
         if ref_model is not None:
             self.ref_model = prepare_reference(ref_model, self)
         self._set_beta(scoring=False)
@@ -69,6 +71,14 @@ class ReinforceLOOTrainer(GRPOTrainer):
             add_value_function(base, self._value_function)
             if self.use_vllm:
                 hide_from_vllm(self.vllm_generation)
+
+    def _check_pad_token(self):
+        rows, pad_id = getattr(self.model.get_input_embeddings(), "num_embeddings", None), self._tokenizer.pad_token_id
+        if rows is not None and pad_id >= rows:  # stock PPO feeds 0 in its place; here it is fed, and masked
+            raise UserError(
+                f"the pad token {self._tokenizer.pad_token!r} has id {pad_id}, the model embeds {rows} tokens: call "
+                "model.resize_token_embeddings(len(tokenizer)), or pad with a token that it knows."
+            )
 
     def _set_beta(self, scoring: bool):
         """The base class reads `self.beta` twice: to score the reference, and to add the KL to the loss."""
