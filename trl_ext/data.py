@@ -74,7 +74,10 @@ def load_prompts(
         UserError: no such dataset, split or column, no rows, or prompts that are neither text nor messages.
     """
     if dataset_name == REVIEWS:
-        return review_prompts(split, data_dir=data_dir)
+        prompts = review_prompts(split, data_dir=data_dir)
+        if column != "prompt":
+            raise UserError(_no_column(prompts, column, dataset_name, "dataset_prompt_column"))
+        return prompts
     dataset = _load(dataset_name, split, config)
     if column not in dataset.column_names:
         raise UserError(_no_column(dataset, column, dataset_name, "dataset_prompt_column"))

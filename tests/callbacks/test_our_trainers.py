@@ -57,3 +57,10 @@ def test_a_nan_reward_stops_at_that_very_log(tmp_path):
     # tokens that nobody scored are no data: no ratio of 0, and the stop names the root cause
     assert {alert.rule for alert in callback.alerts if alert.severity == "critical"} == {"nonfinite_metric"}
     assert "nonfinite_metric" in callback.summary()["stopped"]
+
+
+def test_a_reward_that_is_nan_from_the_first_step_stops_there(tmp_path):
+    callback = PPOMonitoringCallback(on_critical="stop")
+    trainer = build(tmp_path, callback, lambda completions, **_: [math.nan] * len(completions))
+    trl_ext.train(trainer)
+    assert trainer.state.global_step == 1 and "nonfinite_metric: reward is None" in callback.summary()["stopped"]

@@ -1,5 +1,7 @@
 """`trl_ext.train`: a clean end where a callback had to raise."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from trl_ext import TrainingStopped, UserError, train
@@ -23,10 +25,18 @@ class StockPPO:
         return None
 
 
-def test_the_result_of_the_trainer_comes_back():
+def test_the_result_of_the_trainer_comes_back(tmp_path):
     trainer = Trainer()
-    assert train(trainer, resume_from_checkpoint="checkpoint-4") == "output"
-    assert trainer.received == "checkpoint-4"
+    assert train(trainer, resume_from_checkpoint=str(tmp_path)) == "output"
+    assert trainer.received == str(tmp_path)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    (tmp_path / "checkpoint-4").mkdir()
+    trainer = Trainer()
+    trainer.args = SimpleNamespace(output_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"no checkpoint 'true'.*has checkpoint-4"):
+        train(trainer, resume_from_checkpoint="true")
 
 
 def test_a_stopped_run_returns_and_says_why(capsys):
@@ -39,7 +49,7 @@ def test_other_errors_pass():
         train(Trainer(ZeroDivisionError()))
 
 
-def test_stock_ppo_which_takes_no_arguments_trains_and_refuses_to_resume():
+def test_stock_ppo_which_takes_no_arguments_trains_and_refuses_to_resume(tmp_path):
     assert train(StockPPO(), resume_from_checkpoint=None) is None
     with pytest.raises(UserError, match="TRL_EXT_PPO=trl_ext"):
-        train(StockPPO(), resume_from_checkpoint="checkpoint-4")
+        train(StockPPO(), resume_from_checkpoint=str(tmp_path))

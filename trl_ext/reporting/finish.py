@@ -35,6 +35,7 @@ def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) ->
         files[str(picture)] = "the run as a picture"
     except (UserError, OSError) as error:  # nothing logged, no matplotlib, a full disk: it is still a run
         print(f"No picture: {error}")
+    files = {path: what for path, what in files.items() if Path(path).exists()}
     summary = run_summary(rows)
     print(f"\n{closing_summary(summary, monitor.alerts, files, next_commands)}\n")
     return summary

@@ -1,6 +1,7 @@
 """`train(trainer)`: train, and end cleanly where a callback had to stop the run by raising."""
 
 import inspect
+import os
 
 from ..callbacks.stopping import TrainingStopped
 from ..errors import UserError
@@ -17,9 +18,21 @@ def train(trainer, **kwargs):
     Returns:
         what `trainer.train` returns; None for stock PPO (always) and for a run that was stopped.
     Raises:
-        UserError: stock PPO is asked to resume, which it cannot.
+        UserError: no such checkpoint, or stock PPO is asked to resume, which it cannot.
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    checkpoint = kwargs.get("resume_from_checkpoint")
+    if isinstance(checkpoint, str) and not os.path.isdir(checkpoint):
+        folder = trainer.args.output_dir
+        found = (
+            sorted(name for name in os.listdir(folder) if name.startswith("checkpoint-"))
+            if os.path.isdir(folder)
+            else []
+        )
+        raise UserError(
+            f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {folder} has "
+            f"{', '.join(found) or 'none'}."
+        )
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:

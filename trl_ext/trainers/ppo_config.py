@@ -107,7 +107,7 @@ class PPOConfig(ReinforceLOOConfig):
 
     def _check_stock_options(self):
         for name, least in (("num_mini_batches", 1), ("num_ppo_epochs", 1), ("response_length", 1), ("kl_coef", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:  # NaN is not at least anything
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}.")
         if self.total_episodes is not None and self.total_episodes < 1:
             raise UserError(f"total_episodes={self.total_episodes}: must be at least 1, or None.")

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -91,6 +92,10 @@ class ReinforceLOOConfig(GRPOConfig):
             if not condition:
                 raise UserError(message)
 
+        for name, low, high in (("gamma", 0, 1), ("lam", 0, 1), ("vf_coef", 0, math.inf), ("epsilon", 0, math.inf)):
+            value = getattr(self, name)
+            require(low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
+        require(self.temperature > 0, f"temperature={self.temperature}: sampling needs a number above 0.")
         require(self.baseline in ("loo", "value"), f"baseline={self.baseline!r}: use 'loo' or 'value'.")
         require(self.kl_estimator in ("k1", "k2", "k3"), f"kl_estimator={self.kl_estimator!r}: use 'k1', 'k2' or 'k3'.")
         require(

@@ -21,7 +21,7 @@ _WATCHED = frozenset(WATCHED)
 
 
 class NonfiniteMetric(Rule):
-    """A metric that must be a number is NaN, infinite, or `None` after it had been a number.
+    """A metric that must be a number is NaN, infinite, or `None` after it had been one; the reward need not have been.
 
     Sees: rewards, log-probabilities, KL, entropy, ratio, losses and grad_norm. TRL >= 1.0 logs `None` when every value
     was NaN, and `logging_nan_inf_filter` hides a NaN loss (0.0 on the first step), so the loss alone proves nothing.
@@ -55,7 +55,11 @@ class NonfiniteMetric(Rule):
 
     def _bad(self, row: Row) -> dict[str, float | None]:
         """What is no number, the most telling first."""
-        lost: dict[str, float | None] = {name: None for name in row.absent if name in self._seen.names}
+        scoreless = any(
+            map(_is_function, row.absent)
+        )  # functions ran and gave no number: a fault from the first log on
+        expected = self._seen.names | {"reward"} if scoreless else self._seen.names
+        lost: dict[str, float | None] = {name: None for name in row.absent if name in expected}
         lost.update(row.nonfinite)
         bad = {name: lost[name] for name in WATCHED if name in lost}
         functions = {name: value for name, value in lost.items() if _is_function(name)}
@@ -81,7 +85,7 @@ def _is_function(name: str) -> bool:
 
 
 def _word(value: float | None) -> str:
-    return "None after a number, as TRL writes when every value was NaN" if value is None else str(value)
+    return "None, as TRL writes when every value was NaN" if value is None else str(value)
 
 
 def _masked_loss(row: Row, bad: Mapping[str, Any]) -> str:
