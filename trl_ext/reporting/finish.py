@@ -36,6 +36,8 @@ def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) ->
     except (UserError, OSError) as error:  # nothing logged, no matplotlib, a full disk: it is still a run
         print(f"No picture: {error}")
     files = {path: what for path, what in files.items() if Path(path).exists()}
-    summary = run_summary(rows)
+    summary = run_summary(
+        rows or trainer.state.log_history
+    )  # where nothing could be written: what the trainer remembers
     print(f"\n{closing_summary(summary, monitor.alerts, files, next_commands)}\n")
     return summary
