@@ -31,13 +31,13 @@ def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) ->
     }
     try:
         rows = read_metrics(metrics)
-        picture = plot_run(metrics, metrics.with_name("run.png"), title=Path(trainer.args.output_dir).name)
+        title = Path(trainer.args.output_dir).name
+        picture = plot_run(rows, metrics.with_name("run.png"), alerts=monitor.alerts, title=title)
         files[str(picture)] = "the run as a picture"
     except (UserError, OSError) as error:  # nothing logged, no matplotlib, a full disk: it is still a run
         print(f"No picture: {error}")
     files = {path: what for path, what in files.items() if Path(path).exists()}
-    summary = run_summary(
-        rows or trainer.state.log_history
-    )  # where nothing could be written: what the trainer remembers
+    # where nothing could be written: what the trainer remembers
+    summary = run_summary(rows or trainer.state.log_history)
     print(f"\n{closing_summary(summary, monitor.alerts, files, next_commands)}\n")
     return summary

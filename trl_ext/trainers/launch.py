@@ -1,7 +1,7 @@
 """`train(trainer)`: train, and end cleanly where a callback had to stop the run by raising."""
 
 import inspect
-import os
+from pathlib import Path
 
 from ..callbacks.stopping import TrainingStopped
 from ..errors import UserError
@@ -22,13 +22,9 @@ def train(trainer, **kwargs):
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     checkpoint = kwargs.get("resume_from_checkpoint")
-    if isinstance(checkpoint, str) and not os.path.isdir(checkpoint):
+    if isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
         folder = trainer.args.output_dir
-        found = (
-            sorted(name for name in os.listdir(folder) if name.startswith("checkpoint-"))
-            if os.path.isdir(folder)
-            else []
-        )
+        found = sorted(path.name for path in Path(folder).glob("checkpoint-*"))
         raise UserError(
             f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {folder} has "
             f"{', '.join(found) or 'none'}."
