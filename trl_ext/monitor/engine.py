@@ -6,25 +6,37 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert, Severity
+from trl_ext.monitor.metrics import canonical_names
 from trl_ext.monitor.names import unknown_name
+from trl_ext.monitor.presets import resolve_preset
 from trl_ext.monitor.rows import Row, read_row
 from trl_ext.monitor.rules import RULES, Finding, Rule, Verdict
+from trl_ext.monitor.rules.custom import custom_rule, watched
 from trl_ext.monitor.thresholds import resolve_thresholds
 
 logger = logging.getLogger(__name__)
+
+
+_KEY_SETS = 256  # sets of logged keys for which the rules that read them are remembered
+_REOPEN_WITHIN = 100  # logs: what comes back sooner is the same trouble, not another
 
 
 class Engine:
     """The rules over one run.
 
     Args:
-        rules: names or `Rule` instances; all rules by default.
-        thresholds: changes to the defaults, see `thresholds.resolve_thresholds`.
+        rules: names or `Rule` instances; by default those of `preset`, or all.
+        thresholds: changes to the defaults (or to those of `preset`), see `thresholds.resolve_thresholds`.
+        preset: `"ppo_safe"`, `"grpo_safe"`, `"dpo_safe"` or `"sft_safe"`, see `presets.py`.
+        watch: metrics of the user to judge by robust z-score, see `rules.custom.watched`.
+        custom_rules: functions or declarative rules of the user, see `rules.custom.custom_rule`.
+        facts: what is known of the run besides its logs, under the names of the trainer's options (`max_steps`,
+            `learning_rate`, `beta`, ...). A rule that needs a fact it does not have stays quiet.
         warmup_steps: logs during which rules that judge against the run's own history stay quiet (they learn).
         window: logs a rolling statistic remembers.
         max_alerts: beyond this many (more than there are rules) the oldest closed one is forgotten: constant memory.
     Raises:
-        UserError: unknown rule or threshold (the message names the nearest), or a number that makes no sense.
+        UserError: an unknown name (the message has the nearest), or a number that makes no sense.
 
     Attributes:
         alerts: oldest first; open ones have `closed is None`.
@@ -37,6 +49,10 @@ class Engine:
         rules: Iterable[str | Rule] | None = None,
         thresholds: Mapping[str, Any] | None = None,
         *,
+        preset: str | None = None,
+        watch: Mapping[str, Any] | None = None,
+        custom_rules: Iterable[Any] | None = None,
+        facts: Mapping[str, Any] | None = None,
         warmup_steps: int = 10,
         window: int = 64,
         max_alerts: int = 1000,
@@ -44,58 +60,129 @@ class Engine:
         for name, number, least in (("window", window, 8), ("warmup_steps", warmup_steps, 0)):
             if not isinstance(number, int) or number < least:
                 raise UserError(f"{name} must be a whole number of at least {least}, not {number!r}")
-        limits = resolve_thresholds(thresholds)
+        preset_rules, preset_thresholds = resolve_preset(preset)
+        limits = resolve_thresholds(preset_thresholds, thresholds)
+        chosen = preset_rules if rules is None else [rules] if isinstance(rules, str) else rules
+        own = [*watched(watch or {}, window), *map(custom_rule, custom_rules or ())]
         self._rules: dict[str, Rule] = {}
-        for rule in RULES if rules is None else [rules] if isinstance(rules, str) else rules:
+        self.facts: dict[str, Any] = {}
+        for rule in [*chosen, *own]:
             instance = rule if isinstance(rule, Rule) else _build(rule, limits, window)
+            if instance.name in self._rules:
+                raise UserError(f"two rules are named {instance.name!r}: rename one")
+            instance.facts = self.facts
             self._rules[instance.name] = instance
+        self.set_facts(facts or {})
         self._warmup_steps = warmup_steps
         self._max_alerts = max_alerts
         self._logs = 0
         self._healthy_logs: dict[str, int] = {}
+        self._closed_at: dict[str, int] = {}  # count of logs, by rule
         self._disabled: set[str] = set()
         self._open: dict[str, Alert] = {}
+        self._readers: dict[tuple[Any, ...], tuple[list[Rule], bool]] = {}
+        self._seen: set[str] = set()
         self.alerts: list[Alert] = []
         self.row: Row | None = None
         self.severity: Severity | None = None
+
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        """More facts, or newer ones."""
+        self.facts.update(facts)
+
+    def resumed(self) -> None:
+        """Says that the next log is the first one after the run was resumed."""
+        for rule in self._rules.values():
+            rule.resumed()
 
     def observe(self, step: int, logs: Mapping[str, Any]) -> list[Alert]:
         """Judges one log, without changing it. Returns the alerts that opened, rose in severity or closed."""
         self.severity = None
         self.row = row = read_row(step, logs)
-        if any(not name.startswith("eval/") for name in row.metrics):
-            self._logs += 1
+        rules, counts = self._readers_of(row)
+        self._logs += counts
+        warming_up = self._logs <= self._warmup_steps
         changed = []
-        for name, rule in self._rules.items():
-            if name in self._disabled:
-                continue
+        for rule in rules:
             try:
                 verdict = rule.check(row)
             except Exception:
-                self._disabled.add(name)
-                logger.exception("Rule %s failed and is off for the rest of this run; training goes on.", name)
+                self._disable(rule.name)
                 continue
-            if rule.statistical and self._logs <= self._warmup_steps:
+            if verdict is Verdict.NO_DATA or (warming_up and rule.statistical):
+                continue
+            if verdict is Verdict.HEALTHY and rule.name not in self._open:
                 continue
             alert = self._apply(rule, step, verdict)
             if alert is not None:
                 changed.append(alert)
         return changed
 
+    def finish(self) -> list[str]:
+        """Notes for the end of a run: metrics that the user named and that never arrived."""
+        unseen = {rule.name: name for rule in self._rules.values() if (name := rule.unseen()) is not None}
+        keys = ", ".join(sorted(self._seen)) or "none"
+        return [f"{rule}: {name!r} was never logged. The keys that were: {keys}" for rule, name in unseen.items()]
+
+    def _readers_of(self, row: Row) -> tuple[list[Rule], bool]:
+        """The rules that read this set of keys, and whether it counts as a log of training. Remembered, since a trainer
+        logs the same few sets thousands of times."""
+        keys = tuple(row.logged)
+        known = self._readers.get(keys)
+        if known is None:
+            names = {name for name in canonical_names(keys) if name is not None}
+            if len(self._readers) >= _KEY_SETS:
+                self._readers.clear()
+            if len(self._seen) < _KEY_SETS:
+                self._seen.update(key for key in keys if isinstance(key, str))
+            active = [rule for rule in self._rules.values() if rule.name not in self._disabled]
+            rules = [rule for rule in active if not rule.metrics or any(_among(m, names) for m in rule.metrics)]
+            counts = any(not name.startswith("eval/") for name in names)
+            known = self._readers[keys] = (rules, counts)
+        return known
+
+    def _disable(self, name: str) -> None:
+        self._disabled.add(name)
+        self._readers.clear()
+        logger.exception("Rule %s failed and is off for the rest of this run; training goes on.", name)
+
     def _apply(self, rule: Rule, step: int, verdict: Finding | Verdict) -> Alert | None:
         """The rule's alert if `verdict` is news about it."""
         alert = self._open.get(rule.name)
         if isinstance(verdict, Finding):
+            if alert is None and self._explained(rule, verdict):
+                return None
             self._healthy_logs[rule.name] = 0
-            self.severity = max(self.severity or verdict.severity, verdict.severity)
+            if self.severity is None or verdict.severity > self.severity:
+                self.severity = verdict.severity
+            if alert is None and (alert := self._reopened(rule.name)) is not None:
+                self._raise(rule.name, step, alert, verdict)
+                alert.step = step
+                return alert
             return self._raise(rule.name, step, alert, verdict)
-        if alert is None or verdict is not Verdict.HEALTHY:
+        if alert is None:
             return None
         self._healthy_logs[rule.name] += 1
         if self._healthy_logs[rule.name] < rule.close_after:
             return None
         alert.closed = step
+        self._closed_at[rule.name] = self._logs
         return self._open.pop(rule.name)
+
+    def _explained(self, rule: Rule, found: Finding) -> bool:
+        """Whether the open alert of a cause says it already."""
+        causes = (self._open[cause] for cause in rule.explained_by if cause in self._open)
+        return any(found.severity <= cause.severity for cause in causes)
+
+    def _reopened(self, rule: str) -> Alert | None:
+        """The alert of a rule that closed only lately, open again: trouble that comes and goes is one trouble."""
+        if self._logs - self._closed_at.get(rule, -_REOPEN_WITHIN) >= _REOPEN_WITHIN:
+            return None
+        alert = next((old for old in reversed(self.alerts) if old.rule == rule), None)
+        if alert is not None:
+            alert.closed = None
+            self._open[rule] = alert
+        return alert
 
     def _raise(self, rule: str, step: int, alert: Alert | None, found: Finding) -> Alert | None:
         """Opens an alert, or updates the open one; returns it when that is news."""
@@ -122,6 +209,7 @@ class Engine:
         return {
             "logs": self._logs,
             "healthy_logs": dict(self._healthy_logs),
+            "closed_at": dict(self._closed_at),
             "alerts": [alert.to_dict() for alert in self.alerts],
             "rules": {name: rule.state_dict() for name, rule in self._rules.items()},
         }
@@ -130,6 +218,7 @@ class Engine:
         """A rule whose state does not fit (its options changed meanwhile) starts afresh, and the log says so."""
         self._logs = state["logs"]
         self._healthy_logs = dict(state["healthy_logs"])
+        self._closed_at = dict(state.get("closed_at", {}))
         self.alerts = [Alert.from_dict(record) for record in state["alerts"]]
         self._open = {alert.rule: alert for alert in self.alerts if alert.closed is None}
         for name, rule in self._rules.items():
@@ -147,3 +236,7 @@ def _build(name: str, limits: Mapping[str, Mapping[str, float]], window: int) ->
     if not isinstance(name, str) or name not in RULES:
         raise unknown_name("rule", name, RULES)
     return RULES[name](limits.get(name, {}), window)
+
+
+def _among(metric: str, names: set[str]) -> bool:
+    return any(name.startswith(metric[:-1]) for name in names) if metric.endswith("*") else metric in names

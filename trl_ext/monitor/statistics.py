@@ -7,6 +7,7 @@ here rather than enter silently.
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,7 @@ class Statistic:
 
 def finite(value: float) -> float:
     """`value`, or a `ValueError` when it is NaN, infinite or `None`."""
-    if value is None or not math.isfinite(value):
+    if value is None or not isfinite(value):
         raise ValueError(f"a statistic takes finite numbers only, not {value}")
     return float(value)
 
@@ -34,6 +35,7 @@ class Window(Statistic):
     """The last `size` numbers: robust location and scale, and the slope."""
 
     def __init__(self, size: int):
+        self.size = size
         self._values: deque[float] = deque(maxlen=size)
         self._sorted: list[float] = []
 
@@ -41,22 +43,50 @@ class Window(Statistic):
         return len(self._values)
 
     def push(self, value: float) -> None:
-        value = finite(value)
-        if len(self._values) == self._values.maxlen:
-            oldest = self._values[0]
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._values.append(value)
-        insort(self._sorted, value)
+        if value is None or not isfinite(value):
+            finite(value)  # raises
+        values, numbers = self._values, self._sorted
+        if len(values) == self.size:
+            del numbers[bisect_left(numbers, values[0])]
+        values.append(value)
+        insort(numbers, value)
+
+    def values(self) -> list[float]:
+        """Oldest first."""
+        return list(self._values)
+
+    def sum(self) -> float:
+        return math.fsum(self._values)
 
     def median(self) -> float:
         """Of the numbers held. `IndexError` when there are none."""
         n = len(self._sorted)
         return (self._sorted[n // 2] + self._sorted[(n - 1) // 2]) / 2
 
+    def quantile(self, share: float) -> float:
+        """The value below which `share` (0 to 1) of the numbers lie, interpolated linearly between two of them."""
+        at = share * (len(self._sorted) - 1)
+        below = int(at)
+        above = min(below + 1, len(self._sorted) - 1)
+        return self._sorted[below] + (at - below) * (self._sorted[above] - self._sorted[below])
+
     def mad(self) -> float:
         """Median absolute deviation from the median, not scaled."""
-        center = self.median()
-        return median(abs(value - center) for value in self._sorted)
+        n = len(self._sorted)
+        return (self._deviation((n + 1) // 2) + self._deviation(n // 2 + 1)) / 2
+
+    def _deviation(self, k: int) -> float:
+        """The k-th smallest distance from the median, in logarithmic time: the k nearest numbers lie side by side."""
+        numbers, center = self._sorted, self.median()
+        low, high = 0, len(numbers) - k
+        while low < high:
+            first = (low + high) // 2
+            if center - numbers[first] > numbers[first + k - 1] - center:
+                low = first + 1
+            else:
+                high = first
+        distances = [max(center - numbers[i], numbers[i + k - 1] - center) for i in (max(low - 1, 0), low)]
+        return min(distances)
 
     def robust_z(self, value: float, scale_floor: float = 0.0) -> float:
         """How many robust standard deviations `value` lies above the median; infinite when the scale is 0."""
@@ -65,6 +95,13 @@ class Window(Statistic):
         if scale == 0.0:
             return 0.0 if distance == 0.0 else math.copysign(math.inf, distance)
         return distance / scale
+
+    def stretches(self, count: int) -> list[float]:
+        """Means of `count` equal stretches, oldest first; what does not divide is left out at the old end."""
+        values = list(self._values)
+        length = len(values) // count
+        values = values[len(values) - length * count :]
+        return [sum(values[i * length : (i + 1) * length]) / length for i in range(count)]
 
     def slope(self) -> float:
         """Least-squares slope a step, in units of the values. 0 for fewer than two numbers."""
@@ -85,27 +122,32 @@ class Window(Statistic):
 
 
 class Start(Statistic):
-    """The median of the first `size` numbers: what a run is compared with."""
+    """The median of the first `size` numbers: what a run is compared with.
+
+    Attributes:
+        level: `None` until `size` numbers have come.
+    """
 
     def __init__(self, size: int):
         self._size = size
         self._values: list[float] = []
+        self.level: float | None = None
 
     def push(self, value: float) -> None:
-        value = finite(value)
-        if len(self._values) < self._size:
+        if value is None or not isfinite(value):
+            finite(value)  # raises
+        if self.level is None:
             self._values.append(value)
-
-    @property
-    def level(self) -> float | None:
-        """`None` until `size` numbers have come."""
-        return median(self._values) if len(self._values) == self._size else None
+            if len(self._values) == self._size:
+                self.level = median(self._values)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": list(self._values)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._values = [finite(value) for value in state["values"]][: self._size]
+        self._values, self.level = [], None
+        for value in state["values"][: self._size]:
+            self.push(value)
 
 
 class Streak(Statistic):
@@ -162,3 +204,93 @@ class LowestLevel(Statistic):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.location = None if state["location"] is None else finite(state["location"])
         self.scale = finite(state["scale"])
+
+
+class Constant(Statistic):
+    """How often in a row the very same number came."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self.count = 0
+
+    def push(self, value: float) -> int:
+        self.count = self.count + 1 if value == self.value else 1
+        self.value = finite(value)
+        return self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value, self.count = state["value"], int(state["count"])
+
+
+class Blocks(Statistic):
+    """A whole run in constant memory: means of equal blocks of consecutive numbers.
+
+    When all `size` blocks are full they are merged in pairs, so that there are always between `size / 2` and `size`.
+    """
+
+    def __init__(self, size: int = 32):
+        if size < 2 or size % 2:
+            raise ValueError(f"blocks are merged in pairs: an even number of at least 2, not {size}")
+        self._size = size
+        self.length = 1  # numbers a block
+        self.means: list[float] = []
+        self._sum, self._count = 0.0, 0
+
+    def push(self, value: float) -> None:
+        self._sum += finite(value)
+        self._count += 1
+        if self._count < self.length:
+            return
+        self.means.append(self._sum / self._count)
+        self._sum, self._count = 0.0, 0
+        if len(self.means) == self._size:
+            self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
+            self.length *= 2
+
+    def __len__(self) -> int:
+        """Numbers in whole blocks."""
+        return self.length * len(self.means)
+
+    def trend(self) -> tuple[float, float]:
+        """`(gain, z)`: what Theil-Sen's line rises over the blocks, and the Mann-Kendall statistic (approximately
+        standard normal without a trend; Mann 1945, Kendall 1975, Sen 1968). `(0, 0)` for fewer than four blocks.
+        """
+        n = len(self.means)
+        if n < 4:
+            return 0.0, 0.0
+        pairs = [(self.means[j] - self.means[i], j - i) for i in range(n) for j in range(i + 1, n)]
+        s = sum((rise > 0) - (rise < 0) for rise, _ in pairs)
+        z = (s - (s > 0) + (s < 0)) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+        return median(rise / run for rise, run in pairs) * (n - 1), z
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"length": self.length, "means": list(self.means), "sum": self._sum, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.length, self.means = int(state["length"]), [finite(value) for value in state["means"]]
+        self._sum, self._count = finite(state["sum"]), int(state["count"])
+
+
+class Cusum(Statistic):
+    """Page's one-sided cumulative sum (Page 1954): how far a standardised series has run above its expectation.
+
+    Args:
+        slack: standard deviations that count as noise each time, usually half the shift to be found.
+    """
+
+    def __init__(self, slack: float = 0.5):
+        self._slack = slack
+        self.value = 0.0
+
+    def push(self, z: float) -> float:
+        self.value = max(0.0, self.value + finite(z) - self._slack)
+        return self.value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = finite(state["value"])

@@ -1,14 +1,69 @@
 """The rules by name. A new rule: its class in the file of its family, its numbers in `thresholds.py`, its name here."""
 
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.rules.entropy import EntropyCollapse
-from trl_ext.monitor.rules.kl import KLHigh
+from trl_ext.monitor.rules.entropy import EntropyCollapse, EntropyExplosion
+from trl_ext.monitor.rules.first_step import FirstStepMismatch
+from trl_ext.monitor.rules.frozen import FrozenPolicy
+from trl_ext.monitor.rules.gradients import GradNormSpike, GradNormTrend
+from trl_ext.monitor.rules.groups import ZeroSignal
+from trl_ext.monitor.rules.kl import KLHigh, KLNegative, KLRunaway, KLSpike
+from trl_ext.monitor.rules.learning_rate import LRScheduleDrift, LRZeroEarly
+from trl_ext.monitor.rules.lengths import AllTruncated, EosMissing, LengthCollapse, LengthDrift
+from trl_ext.monitor.rules.loss_scale import LossScale
 from trl_ext.monitor.rules.numerics import NonfiniteMetric
-from trl_ext.monitor.rules.policy_ratio import RatioOutOfBand
-from trl_ext.monitor.rules.value_function import ValueLossDivergence
+from trl_ext.monitor.rules.policy_ratio import ApproxKLSpike, ClipFractionHigh, RatioOutOfBand
+from trl_ext.monitor.rules.preference import (
+    LabelsMasked,
+    LikelihoodDisplacement,
+    PreferenceChance,
+    PreferenceMagnitude,
+    PreferenceNoMovement,
+)
+from trl_ext.monitor.rules.resources import MemoryGrowth, StepTimeDrift
+from trl_ext.monitor.rules.resume import ResumeDiscontinuity
+from trl_ext.monitor.rules.reward import RewardDrop, RewardFlat, RewardFlatKLRising, RewardSaturated
+from trl_ext.monitor.rules.reward_components import ComponentDominance, DeadRewardComponent
+from trl_ext.monitor.rules.reward_hacking import RewardHackingSuspected
+from trl_ext.monitor.rules.sampling import SamplingMismatch
+from trl_ext.monitor.rules.setup import TokenizerSetup
+from trl_ext.monitor.rules.supervised import LossDivergence, NoSupervisedTokens, Overfitting
+from trl_ext.monitor.rules.value_function import ValueExplainedVariance, ValueLossDivergence
 
-RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (NonfiniteMetric, KLHigh, EntropyCollapse, ValueLossDivergence, RatioOutOfBand)
+# Causes before what they explain (`Rule.explained_by`), since a log is judged in this order.
+FAMILIES: dict[str, tuple[type[Rule], ...]] = {
+    "setup": (TokenizerSetup, FirstStepMismatch),
+    "numerics": (NonfiniteMetric, LossScale),
+    "supervised": (NoSupervisedTokens, LossDivergence, Overfitting),
+    "lengths": (AllTruncated, EosMissing, LengthCollapse),
+    "groups": (ZeroSignal,),
+    "kl": (KLRunaway, KLHigh, KLSpike, KLNegative),
+    "policy_ratio": (ApproxKLSpike, RatioOutOfBand, ClipFractionHigh),
+    "entropy": (EntropyCollapse, EntropyExplosion),
+    "preference": (
+        LabelsMasked,
+        PreferenceMagnitude,
+        LikelihoodDisplacement,
+        PreferenceNoMovement,
+        PreferenceChance,
+    ),
+    "frozen": (FrozenPolicy,),
+    "reward": (
+        RewardHackingSuspected,
+        RewardDrop,
+        RewardFlatKLRising,
+        DeadRewardComponent,
+        ComponentDominance,
+        RewardSaturated,
+        RewardFlat,
+        LengthDrift,
+    ),
+    "value_function": (ValueLossDivergence, ValueExplainedVariance),
+    "gradients": (GradNormTrend, GradNormSpike),
+    "learning_rate": (LRScheduleDrift, LRZeroEarly),
+    "sampling": (SamplingMismatch,),
+    "resume": (ResumeDiscontinuity,),
+    "resources": (MemoryGrowth, StepTimeDrift),
 }
+RULES: dict[str, type[Rule]] = {rule.name: rule for family in FAMILIES.values() for rule in family}
 
-__all__ = ["RULES", "Finding", "Levels", "Rule", "Verdict"]
+__all__ = ["FAMILIES", "RULES", "Finding", "Levels", "Rule", "Verdict"]

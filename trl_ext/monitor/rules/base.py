@@ -37,8 +37,14 @@ class Rule:
 
     Attributes:
         name: also the first part of its thresholds' names.
+        metrics: canonical names; a log that carries none of them is not shown to the rule. `prefix*` stands for all
+        that
+            start so; empty: every log is shown.
         statistical: judges against the run's own history, so that the engine keeps it quiet during warm-up.
         close_after: healthy logs in a row after which its alert closes.
+        explained_by: rules whose open alert is the cause of what this one sees: it then stays quiet, unless it has
+            something worse to say.
+        facts: what is known of the run besides its logs (options of the trainer); see `engine.Engine`.
 
     Args:
         limits: this rule's thresholds without the `<name>.`.
@@ -46,16 +52,26 @@ class Rule:
     """
 
     name: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]] = ()
     statistical: ClassVar[bool] = False
     close_after: ClassVar[int] = 5
+    explained_by: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         self.limits = limits
         self.window = window
+        self.facts: Mapping[str, Any] = {}
 
     def check(self, row: Row) -> Finding | Verdict:
         """Judges one log. Called once a log, in order; takes constant time."""
         raise NotImplementedError
+
+    def resumed(self) -> None:
+        """The next log is the first one after the run was resumed."""
+
+    def unseen(self) -> str | None:
+        """A metric that the user named and that never arrived; said at the end of the run."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """JSON."""
@@ -78,6 +94,7 @@ class Levels(Statistic):
         self._severities = tuple(needed)
         self._needed = tuple(needed.values())
         self._streaks = [0] * len(needed)
+        self._running = False
 
     def push(self, *holds: bool) -> Severity | Verdict:
         """Args:
@@ -85,15 +102,21 @@ class Levels(Statistic):
         Returns:
             The severity; `HEALTHY` when no condition holds; `NO_DATA` while one holds but not for long enough.
         """
+        if True not in holds:  # nearly always
+            if self._running:
+                self._streaks, self._running = [0] * len(self._streaks), False
+            return Verdict.HEALTHY
+        self._running = True
         worst: Severity | Verdict = Verdict.HEALTHY
         for i, hold in enumerate(holds):
             self._streaks[i] = self._streaks[i] + 1 if hold else 0
             if self._streaks[i] >= self._needed[i]:
                 worst = self._severities[i]
-        return Verdict.NO_DATA if worst is Verdict.HEALTHY and True in holds else worst
+        return Verdict.NO_DATA if worst is Verdict.HEALTHY else worst
 
     def state_dict(self) -> dict[str, Any]:
         return dict(zip(self._severities, self._streaks, strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._streaks = [int(state[severity]) for severity in self._severities]
+        self._running = any(self._streaks)

@@ -32,6 +32,7 @@ class NonfiniteMetric(Rule):
     """
 
     name = "nonfinite_metric"
+    metrics = (*WATCHED, "reward/*")
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)

@@ -8,10 +8,6 @@ from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.statistics import MAD_TO_SIGMA, Largest, LowestLevel, Start, Window
 
-REWARD_SHARE = 0.1  # a value loss below this share of the reward variance is no trouble, however much it has grown
-START_SHARE = 0.1  # and so is one below this share of what the untrained critic started with
-SMALLEST_NOISE = 0.05  # of the log, so that a constant history does not make every change infinitely unlikely
-
 
 class ValueLossDivergence(Rule):
     """The value loss stays many times above its calmest stretch, and far outside its own noise.
@@ -26,6 +22,8 @@ class ValueLossDivergence(Rule):
     """
 
     name = "value_loss_divergence"
+    metrics = ("value_loss",)
+    explained_by = ("nonfinite_metric",)
     statistical = True
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
@@ -48,10 +46,10 @@ class ValueLossDivergence(Rule):
             return Verdict.NO_DATA
         self._calm.push(self._logs)
         assert self._calm.location is not None
-        floor = max(START_SHARE * start, REWARD_SHARE * self._reward_std.value**2)
+        floor = max(self.limits["start_share"] * start, self.limits["reward_share"] * self._reward_std.value**2)
         calm = max(math.exp(self._calm.location), floor)
         growth = value / calm
-        z = math.log(growth) / max(MAD_TO_SIGMA * self._calm.scale, SMALLEST_NOISE)
+        z = math.log(growth) / max(MAD_TO_SIGMA * self._calm.scale, self.limits["smallest_noise"])
         unlikely = z >= self.limits["min_z"]
         lost = row.metrics.get("explained_variance", -1.0) <= 0
         verdict = self._levels.push(
@@ -70,4 +68,38 @@ class ValueLossDivergence(Rule):
             "1. learning_rate or vf_coef is too high for the value model. 2. The returns grow: look at the scale of "
             "the reward and at the KL. 3. Clip or scale: lower cliprange_value, set whiten_rewards=True.",
             {"calm_level": calm, "growth": growth, "change_per_log": pace},
+        )  # fmt: skip
+
+
+class ValueExplainedVariance(Rule):
+    """The critic explains less than a constant would, for long.
+
+    Sees: `value/explained_variance` (1 is perfect, 0 a constant, below 0 worse than that).
+    Matters: its advantages add noise to those of the returns themselves.
+    Source: 37 implementation details. Default: twenty logs in a row below -0.1 a warning (an untrained head begins
+    there and needs a while), below -2 an error.
+    """
+
+    name = "value_explained_variance"
+    metrics = ("explained_variance",)
+    statistical = True
+    explained_by = ("nonfinite_metric", "value_loss_divergence")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("explained_variance")
+        if value is None:
+            return Verdict.NO_DATA
+        verdict = self._levels.push(value < self.limits["warning"], value < self.limits["error"])
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "explained_variance", value,
+            f"the value function explains {value:.2g} of the variance of the returns, below {self.limits[verdict]:g} "
+            f"for {self.limits['logs']:g} logs in a row: worse than a constant",
+            "1. It learns too slowly: raise vf_coef, or the learning rate of the value model. 2. Rewards change scale: "
+            "set whiten_rewards=True. 3. Give it its own model (value_model), or start it from the reward model.",
         )  # fmt: skip

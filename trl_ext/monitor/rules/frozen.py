@@ -1,0 +1,83 @@
+"""Training that changes nothing."""
+
+from collections.abc import Mapping
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.statistics import Constant, Largest, Streak
+
+
+class FrozenPolicy(Rule):
+    """The weights do not move although there is something to learn.
+
+    Sees, any of: (1) grad_norm exactly 0 while the groups' rewards differ; (2) the KL to the reference exactly 0 log
+    after log, although there are gradients and a learning rate; (3) DPO's margins exactly 0; (4) an evaluation loss
+    that is the same to the last digit three times.
+    Matters: the GPUs work, the curves are drawn, and nothing is learnt.
+    Source: ms-swift#5890 (two logs); a public DPO log with 400 identical rows. Default: two logs in a row for (1),
+    twenty where there have been gradients before (a task nearly solved has such stretches); three for (3); ten for (2),
+    since with bf16 weights and a tiny learning rate a few updates can vanish in rounding.
+    """
+
+    name = "frozen_policy"
+    metrics = ("grad_norm", "kl_per_token", "kl_per_sequence", "rewards/margins", "eval/loss")
+    explained_by = (
+        "nonfinite_metric",
+        "zero_signal",
+        "all_truncated",
+        "preference_labels_masked",
+        "no_supervised_tokens",
+    )
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._no_gradient, self._no_distance, self._no_margin = Streak(), Streak(), Streak()
+        self._evaluation = Constant()
+        self._gradients = Largest()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        m = row.metrics
+        if "eval/loss" in m and "loss" not in m:
+            return self._evaluated(m["eval/loss"])
+        if m.get("learning_rate", 1.0) == 0:
+            return Verdict.NO_DATA
+        limits = self.limits
+        spread = m.get("reward_std", 0.0) > 0 and m.get("zero_std_fraction", 0.0) < 1
+        if "grad_norm" in m:
+            self._gradients.push(abs(m["grad_norm"]))
+            needed = limits["gradient_logs_later" if self._gradients.value else "gradient_logs"]
+            if self._no_gradient.push(m["grad_norm"] == 0 and spread) >= needed:
+                return _finding("grad_norm", 0.0, "grad_norm is exactly 0 although rewards within the groups differ")
+        kl, metric = m.get("kl_per_token"), "kl_per_token"
+        if kl is None:
+            kl, metric = m.get("kl_per_sequence"), "kl_per_sequence"
+        if kl is not None and "reward" in m:
+            trains = m.get("grad_norm", 1.0) > 0
+            if self._no_distance.push(abs(kl) <= limits["kl"] and trains) >= limits["kl_logs"]:
+                logs = self._no_distance.count
+                what = f"the KL to the reference is {kl:.1g} in {logs} logs in a row, in spite of gradients"
+                return _finding(metric, kl, what)
+        if "rewards/margins" in m:
+            still = m["rewards/margins"] == 0 and m.get("rewards/chosen", 0.0) == 0
+            if self._no_margin.push(still) >= limits["margin_logs"]:
+                return _finding("rewards/margins", 0.0, "the implicit rewards and their margin are exactly 0")
+        moving = self._no_gradient.count == self._no_distance.count == self._no_margin.count == 0
+        return Verdict.HEALTHY if moving else Verdict.NO_DATA
+
+    def _evaluated(self, loss: float) -> Finding | Verdict:
+        if self._evaluation.push(loss) < self.limits["evaluations"]:
+            return Verdict.NO_DATA
+        return _finding(
+            "eval/loss", loss, f"the evaluation loss is {loss:.6g} to the last digit, {self._evaluation.count} times"
+        )
+
+
+def _finding(metric: str, value: float, what: str) -> Finding:
+    return Finding(
+        Severity.ERROR, metric, value, f"nothing is being trained: {what}",
+        "1. The optimizer does not hold the model's parameters: it was built before PEFT, or for another copy (look at "
+        "sum(p.requires_grad for p in model.parameters())). 2. All parameters are frozen, or gradients are cut by a "
+        "no_grad or a detached loss. 3. learning_rate is so small that bf16 weights round it away: raise it, or keep "
+        "fp32 weights. 4. Under DeepSpeed or FSDP: gradients are not reduced into the parameters that are stepped.",
+    )  # fmt: skip

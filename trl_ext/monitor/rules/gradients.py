@@ -1,0 +1,117 @@
+"""The norm of the gradient, against the run itself: no published range exists."""
+
+import math
+from collections.abc import Mapping
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.rules.kl import kl_of
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, LowestLevel, Streak, Window
+
+SMALLEST_SCALE = 0.1  # of the log: a run whose norms hardly differ is not alarmed by a tenth
+
+EASIER = 3.0  # by which the limits are lower when the KL says that the run is in trouble
+
+
+def beyond_band(row: Row, limits: Mapping[str, float]) -> bool:
+    """Whether the KL to the reference is past `kl_high`'s band."""
+    unit, kl = kl_of(row)
+    return kl is not None and kl > limits[f"per_{unit}"]
+
+
+class GradNormSpike(Rule):
+    """The gradient of a log is far outside what the run has shown, several times within a short while.
+
+    Sees: the logarithm of grad_norm (heavy-tailed in every run) against the median and scale of its window. One spike
+    is weather, so only the third within a window's eighth counts; a single one of a thousand times the median counts
+    too.
+    Matters: clipping (max_grad_norm) hides the size but keeps the direction, which is that of a few odd samples.
+    Source: public logs; a healthy DPO run has single values of 25 times its median. Default: 30 times the median and 6
+    robust standard deviations: warning. With a KL past its band a third of that, and once, is enough.
+    """
+
+    name = "grad_norm_spike"
+    metrics = ("grad_norm",)
+    statistical = True
+    explained_by = ("nonfinite_metric", "grad_norm_trend", "loss_divergence", "all_truncated", "zero_signal")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._logs = Window(window)
+        self._hits = Window(max(8, window // 8))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("grad_norm")
+        if value is None or value <= 0:
+            return Verdict.NO_DATA
+        log = math.log(value)
+        usual = self._logs.median() if self._logs else log
+        enough = len(self._logs) >= self.limits["history"]
+        easier = EASIER if beyond_band(row, self.limits) else 1.0
+        z = 0.0
+        if enough and log - usual > math.log(self.limits["times"] / easier):
+            z = (log - usual) / max(MAD_TO_SIGMA * self._logs.mad(), SMALLEST_SCALE)
+        self._logs.push(log)
+        far = z > self.limits["min_z"] / easier
+        self._hits.push(float(far))
+        hits = self._hits.sum()
+        at_once = log - usual > math.log(self.limits["times_at_once"])
+        if not far or not (at_once or hits >= self.limits["hits"] / easier):
+            return Verdict.NO_DATA if hits else Verdict.HEALTHY
+        return Finding(
+            Severity.WARNING, "grad_norm", value,
+            f"grad_norm is {value:.3g}, {math.exp(log - usual):.3g} times its median ({math.exp(usual):.3g}); "
+            f"{hits:.0f} such spikes in the last {len(self._hits)} logs",
+            "1. Odd samples: look at the batch of this step (empty, very long or duplicated text). 2. learning_rate "
+            "is too high, or the warm-up too short (warmup_steps). 3. Lower max_grad_norm to bound the damage.",
+            {"median": math.exp(usual)},
+        )  # fmt: skip
+
+
+class GradNormTrend(Rule):
+    """The level of the gradient has grown many times, and stays there.
+
+    Sees: the median of the last logs against the lowest median of the run, on a logarithmic scale.
+    Matters: a slow growth while the reward still rises is how many runs begin to diverge.
+    Source: a public GRPO log (0.4 to 21 before it broke). Default: 20 times the calmest level for eight logs a warning,
+    200 times an error (a third of the warning's when the KL is past its band); never against a level that was
+    practically 0, which a batch without signal has.
+    """
+
+    name = "grad_norm_trend"
+    metrics = ("grad_norm",)
+    statistical = True
+    explained_by = ("nonfinite_metric", "loss_divergence", "all_truncated", "zero_signal")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._recent = Window(int(limits["stretch"]))
+        self._calm = LowestLevel()
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+        self._count = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("grad_norm")
+        if value is None or value <= self.limits["smallest"]:
+            return Verdict.NO_DATA
+        self._recent.push(math.log(value))
+        if len(self._recent) < self._recent.size:
+            return Verdict.NO_DATA
+        level = self._recent.median()
+        if self._count.push(True) <= self.limits["start_logs"]:
+            self._calm.push(self._recent)  # the calmest stretch of the beginning: later ones may be a solved task
+        assert self._calm.location is not None
+        growth = math.exp(level - self._calm.location)
+        easier = EASIER if beyond_band(row, self.limits) else 1.0
+        verdict = self._levels.push(growth > self.limits["warning"] / easier, growth > self.limits["error"])
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "grad_norm", value,
+            f"grad_norm has grown to {math.exp(level):.3g} (median of {len(self._recent)} logs), {growth:.3g} times "
+            f"its level at the start ({math.exp(self._calm.location):.3g})",
+            "1. learning_rate is too high for where the run is now: lower it, or let it decay. 2. The policy has left "
+            "the reference: look at the KL. 3. Lower max_grad_norm; go back to a checkpoint from before the growth.",
+            {"growth": growth},
+        )  # fmt: skip

@@ -1,0 +1,88 @@
+"""Completions of one prompt, compared with each other."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.statistics import Statistic, Streak, Window, finite
+
+
+class _Usual(Statistic):
+    """How many groups a log has, by the fractions seen, and how many of them usually have no spread."""
+
+    def __init__(self) -> None:
+        self.groups = 1
+        self._sum, self._count = 0.0, 0
+
+    @property
+    def share(self) -> float:
+        """One half before anything was seen."""
+        return (self._sum + 1) / (self._count + 2)
+
+    def push(self, fraction: float, full: int) -> None:
+        """One log, after `full` logs in which no group had a spread."""
+        self._sum += fraction + full
+        self._count += 1 + full
+        for part in (fraction, 1 - fraction):
+            if part > 0.001:
+                self.groups = max(self.groups, min(round(1 / part), 64))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": self.groups, "sum": self._sum, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.groups, self._sum, self._count = int(state["groups"]), finite(state["sum"]), int(state["count"])
+
+
+class ZeroSignal(Rule):
+    """All completions of a prompt get the same reward, so that no advantage is left.
+
+    Sees: `frac_reward_zero_std`; where it is not logged (GRPO up to 0.17), a `reward_std` of exactly 0.
+    Matters: such a group gives no gradient at all.
+    Source: TRL_FACTS, DESIGN. Default: 95% of the groups for three logs in a row is an error, or for as many as chance
+    cannot explain: with one or two groups a log, an easy prompt or two fill it now and then. Half of the groups on
+    average over twenty logs is a warning.
+    """
+
+    name = "zero_signal"
+    metrics = ("zero_std_fraction", "reward_std")
+    explained_by = ("nonfinite_metric", "all_truncated")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._all = Streak()
+        self._recent = Window(int(limits["warning_logs"]))
+        self._usual = _Usual()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        fraction, metric = row.metrics.get("zero_std_fraction"), "zero_std_fraction"
+        if fraction is None:
+            std = row.metrics.get("reward_std")
+            if std is None:
+                return Verdict.NO_DATA
+            fraction, metric = float(std == 0), "reward_std"
+        before = self._all.count
+        streak = self._all.push(fraction >= self.limits["error"])
+        self._recent.push(fraction)
+        if streak == 0:
+            self._usual.push(fraction, before)
+        full = len(self._recent) == self._recent.size
+        level = self._recent.sum() / len(self._recent)
+        groups = self.facts.get("groups_per_log") or self._usual.groups
+        if streak >= self.limits["error_logs"] and self._usual.share ** (groups * streak) < self.limits["chance"]:
+            severity, share = Severity.ERROR, fraction
+        elif full and level >= self.limits["warning"] + 1.5 / math.sqrt(len(self._recent) * groups):
+            severity, share = Severity.WARNING, level  # by three standard deviations of a coin thrown for each group
+        else:
+            return Verdict.HEALTHY if level < self.limits["warning"] else Verdict.NO_DATA
+        return Finding(
+            severity, metric, row.metrics[metric],
+            f"in {share:.0%} of the groups all completions get the same reward: no gradient comes from them",
+            "1. Prompts are too hard or too easy: is the reward at its lowest or highest value? Filter them by pass "
+            "rate. 2. The reward function gives one answer whatever it sees: test it by hand. 3. Too few or too "
+            "similar completions: raise num_generations or temperature.",
+            {"share": share},
+        )  # fmt: skip

@@ -1,0 +1,104 @@
+"""The learning rate, against what was asked for."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.statistics import Largest, Streak
+
+# What follows the warm-up, as a share of the peak, by the share of the remaining steps that is done.
+DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "constant": lambda done: 1.0,
+    "constant_with_warmup": lambda done: 1.0,
+}
+
+
+def scheduled(kind: str, peak: float, warmup_steps: float, max_steps: float, step: float) -> float:
+    """The learning rate of Transformers' schedule `kind` after `step` steps."""
+    if step < warmup_steps and kind != "constant":
+        return peak * step / warmup_steps
+    done = (step - warmup_steps) / max(max_steps - warmup_steps, 1)
+    return peak * DECAYS[kind](min(max(done, 0.0), 1.0))
+
+
+class LRScheduleDrift(Rule):
+    """The logged learning rate is not the one of the schedule that was asked for.
+
+    Sees: `learning_rate` against the formula, with the options of the trainer as facts; quiet without them, and for
+    schedules other than linear, cosine and constant. One step early or late is the same.
+    Matters: a scheduler that is stepped once a process (or a mini-batch) decays many times too fast, one that is not
+    restored starts over; both look like a reward that stops rising.
+    Source: Transformers' `get_scheduler`. Default: off by a tenth of the peak for three logs a warning, by half an
+    error.
+    """
+
+    name = "lr_schedule_drift"
+    metrics = ("learning_rate",)
+    explained_by = ("nonfinite_metric",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("learning_rate")
+        kind = str(self.facts.get("lr_scheduler_type"))
+        known = [self.facts.get(fact) for fact in ("learning_rate", "warmup_steps", "max_steps")]
+        if value is None or kind not in DECAYS or not all(isinstance(number, int | float) for number in known):
+            return Verdict.NO_DATA
+        peak, warmup, steps = (float(number) for number in known if number is not None)
+        if peak <= 0 or steps <= 0:
+            return Verdict.NO_DATA
+        around = [scheduled(kind, peak, warmup, steps, step) for step in (row.step - 1, row.step, row.step + 1)]
+        off = max(min(around) - value, value - max(around), 0.0) / peak
+        verdict = self._levels.push(off > self.limits["warning"], off > self.limits["error"])
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "learning_rate", value,
+            f"learning rate is {value:.3g} at step {row.step}, but lr_scheduler_type={kind!r} with "
+            f"learning_rate={peak:g}, {warmup:g} warm-up steps and {steps:g} steps in all gives {around[1]:.3g}",
+            "1. The scheduler is stepped more often than the optimizer (once a process or a mini-batch): let "
+            "Accelerate prepare it. 2. It was not restored on resume. 3. max_steps or num_train_epochs is not what "
+            "you think. Own schedulers: rules without lr_schedule_drift.",
+            {"scheduled": around[1]},
+        )  # fmt: skip
+
+
+class LRZeroEarly(Rule):
+    """The learning rate is 0 and the run goes on.
+
+    Sees: `learning_rate` of exactly 0 in three logs in a row (warm-up and the end of a schedule show one each).
+    Matters: every further step is paid for and changes nothing.
+    Source: DESIGN. Default: a warning, an error after ten logs.
+    """
+
+    name = "lr_zero_early"
+    metrics = ("learning_rate",)
+    explained_by = ("lr_schedule_drift",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._zero = Streak()
+        self._peak = Largest()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("learning_rate")
+        if value is None:
+            return Verdict.NO_DATA
+        self._peak.push(abs(value))
+        logs = self._zero.push(value == 0)
+        if logs < self.limits["warning_logs"]:
+            return Verdict.NO_DATA if logs else Verdict.HEALTHY
+        severity = Severity.ERROR if logs >= self.limits["error_logs"] else Severity.WARNING
+        before = f"after a peak of {self._peak.value:.3g}" if self._peak.value else "and never was more"
+        return Finding(
+            severity, "learning_rate", value, f"learning rate is exactly 0 for {logs} logs in a row, {before}",
+            "1. The schedule ends before the run: it was built for fewer steps (max_steps, num_train_epochs, number of "
+            "processes). 2. The learning rate was never set: check learning_rate in the YAML file (1e-5 without a dot "
+            "is a string there). 3. warmup_steps exceeds the length of the run.",
+        )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Preference pairs: DPO and its relatives."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.statistics import Statistic, Window
+
+LN2 = math.log(2)
+_CAUSES = ("nonfinite_metric", "preference_labels_masked")
+
+
+class AfterWarmup(Statistic):
+    """Counts logs in which the learning rate is no longer on its way up."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: float | None = None
+
+    def push(self, row: Row) -> int:
+        rate = row.metrics.get("learning_rate")
+        if rate is None or (self._last is not None and rate <= self._last):
+            self.count += 1
+        self._last = rate
+        return self.count
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "last": self._last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self._last = int(state["count"]), state["last"]
+
+
+class LabelsMasked(Rule):
+    """No completion token enters the loss.
+
+    Sees: `logps/chosen` and `logps/rejected` exactly 0, which the log-probability of any text is not.
+    Matters: every pair ties, the loss is ln 2 for ever.
+    Source: a public DPO log. Default: at once, an error.
+    """
+
+    name = "preference_labels_masked"
+    metrics = ("logps/chosen",)
+
+    def check(self, row: Row) -> Finding | Verdict:
+        chosen, rejected = row.metrics.get("logps/chosen"), row.metrics.get("logps/rejected")
+        if chosen is None or rejected is None:
+            return Verdict.NO_DATA
+        if chosen != 0 or rejected != 0:
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.ERROR, "logps/chosen", chosen,
+            "log-probabilities of chosen and rejected are exactly 0: no completion token is left in the loss",
+            "1. max_length leaves no room after the prompt: raise it, or shorten prompts. 2. The chat template puts "
+            "the answer where the mask hides it: look at one tokenized example. 3. Completions are empty: check the "
+            "columns chosen and rejected.",
+        )  # fmt: skip
+
+
+class LikelihoodDisplacement(Rule):
+    """The likelihood of the chosen answers falls as well, only more slowly.
+
+    Sees: `rewards/chosen` below -1, and the margin still positive, two logs in a row.
+    Matters: probability goes to answers that nobody chose; common in DPO and often harmless, so an `info`, never an
+    error on the sign alone.
+    Source: arXiv 2410.08847; eric-mitchell/direct-preference-optimization#36.
+    """
+
+    name = "preference_displacement"
+    metrics = ("rewards/chosen",)
+    explained_by = _CAUSES
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._levels = Levels({Severity.INFO: limits["logs"]})
+
+    def check(self, row: Row) -> Finding | Verdict:
+        chosen, margin = row.metrics.get("rewards/chosen"), row.metrics.get("rewards/margins")
+        if chosen is None or margin is None:
+            return Verdict.NO_DATA
+        verdict = self._levels.push(chosen < -self.limits["reward"] and margin > 0)
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "rewards/chosen", chosen,
+            f"chosen answers lose likelihood, too: implicit reward {chosen:.3g}, margin {margin:+.3g}",
+            "Usual in DPO; read generated answers before you act. 1. Chosen and rejected are very alike: filter such "
+            "pairs. 2. Add likelihood of the chosen: rpo_alpha, or loss_type=['sigmoid', 'sft']. 3. Raise beta, or "
+            "lower learning_rate.",
+            {"margin": margin},
+        )  # fmt: skip
+
+
+class PreferenceMagnitude(Rule):
+    """The implicit rewards are large and the loss is no better than chance.
+
+    Sees: over the last logs, a median of |rewards| above 3, and a mean loss above ln 2, which an untouched policy has.
+    Matters: the policy is far from its reference and still wrong on many pairs: the updates are too large.
+    Source: trl#1236 (rewards of 5 to 14, loss between 0 and 2.5). Default: over five logs, a warning; an error when the
+    mean loss is above 4 ln 2.
+    """
+
+    name = "preference_magnitude"
+    metrics = ("rewards/chosen",)
+    explained_by = (*_CAUSES, "nonfinite_metric")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._losses, self._sizes = Window(int(limits["logs"])), Window(int(limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        m = row.metrics
+        if not {"loss", "rewards/chosen", "rewards/rejected"} <= m.keys():
+            return Verdict.NO_DATA
+        self._losses.push(m["loss"])
+        self._sizes.push(max(abs(m["rewards/chosen"]), abs(m["rewards/rejected"])))
+        if len(self._sizes) < self._sizes.size:
+            return Verdict.NO_DATA
+        size, loss = self._sizes.median(), self._losses.sum() / len(self._losses)
+        if size <= self.limits["reward"] or loss <= LN2:
+            return Verdict.HEALTHY
+        spread = self._losses.quantile(1) - self._losses.quantile(0)
+        severity = Severity.ERROR if loss > self.limits["error_loss"] * LN2 else Severity.WARNING
+        return Finding(
+            severity, "rewards/chosen", m["rewards/chosen"],
+            f"implicit rewards are large (median size {size:.3g}) and the loss is worse than chance: mean {loss:.3g} "
+            f"over {len(self._losses)} logs (ln 2 = 0.693), varying by {spread:.3g}",
+            "1. learning_rate is too high: DPO wants 5e-7 to 5e-6 for full weights, 1e-5 to 5e-5 for LoRA. 2. "
+            "ref_model is not the policy's starting point. 3. beta is too small: raise it. 4. The batch is tiny: raise "
+            "gradient_accumulation_steps.",
+            {"loss": loss, "size": size},
+        )  # fmt: skip
+
+
+class PreferenceNoMovement(Rule):
+    """The pairs are not being told apart, long after the warm-up.
+
+    Sees: over the last `window` logs the loss within 1% of ln 2 and margins below 0.02, at a learning rate above 0.
+    Matters: the run looks calm and learns nothing.
+    Source: DESIGN ("never moves"). Default: after 100 logs past the warm-up, a warning.
+    """
+
+    name = "preference_no_movement"
+    metrics = ("rewards/margins",)
+    explained_by = (*_CAUSES, "frozen_policy")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._margins, self._losses = Window(window), Window(window)
+        self._count = AfterWarmup()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        m = row.metrics
+        if "loss" not in m or "rewards/margins" not in m or m.get("learning_rate", 1.0) == 0:
+            return Verdict.NO_DATA
+        self._margins.push(m["rewards/margins"])
+        self._losses.push(m["loss"])
+        if self._count.push(row) < self.limits["logs"]:
+            return Verdict.NO_DATA
+        margin, loss = self._margins.median(), self._losses.median()
+        if abs(margin) > self.limits["margin"] or abs(loss - LN2) > self.limits["loss_share"] * LN2:
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.WARNING, "rewards/margins", m["rewards/margins"],
+            f"{self._count.count} logs after the warm-up the margin is {margin:.2g} and the loss {loss:.4g}, still "
+            "that of an untouched policy (ln 2 = 0.6931)",
+            "1. learning_rate is too low (DPO's default of 1e-6 is for full weights; LoRA wants 10 times that). 2. "
+            "beta is tiny. 3. Chosen and rejected are the same text, or cut to the same by max_length.",
+            {"margin": margin, "loss": loss},
+        )  # fmt: skip
+
+
+class PreferenceChance(Rule):
+    """The accuracy stays at chance although the policy has moved.
+
+    Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) over the last `window` logs within 4% of
+    one half, after 100 logs past the warm-up.
+    Matters: the labels are noise, or chosen and rejected are mixed up in half of the pairs.
+    Source: DESIGN. Default: a warning.
+    """
+
+    name = "preference_chance"
+    metrics = ("rewards/accuracies", "accuracy")
+    explained_by = (*_CAUSES, "preference_magnitude", "preference_no_movement", "frozen_policy", "overfitting")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._recent = Window(window)
+        self._count = AfterWarmup()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        metric = "rewards/accuracies" if "rewards/accuracies" in row.metrics else "accuracy"
+        value = row.metrics.get(metric)
+        if value is None:
+            return Verdict.NO_DATA
+        self._recent.push(value)
+        if self._count.push(row) < self.limits["logs"]:
+            return Verdict.NO_DATA
+        mean = self._recent.sum() / len(self._recent)
+        if abs(mean - 0.5) > self.limits["distance"]:
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.WARNING, metric, value,
+            f"accuracy is at chance: {mean:.3f} on average over the last {len(self._recent)} of {self._count.count} "
+            "logs after the warm-up",
+            "1. The labels: read twenty pairs and decide yourself which is better. 2. Chosen and rejected are swapped "
+            "in a part of the data. 3. Exact ties count as wrong: are answers cut to the same text by max_length?",
+            {"mean": mean},
+        )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Memory and time."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.rules.reward_components import Functions
+from trl_ext.monitor.statistics import Blocks, Start, Window
+
+MEMORY = {"system/rss_mb": "MB", "system/gpu_memory_mb": "MB", "memory_gb": "GB"}
+
+
+class MemoryGrowth(Rule):
+    """Memory grows all the time.
+
+    Sees: the memory of the process and of the GPU over the whole run, in blocks; the first quarter of them, in which
+    caches fill, is left out. Rising in nine of ten blocks, by 5% in all.
+    Matters: the run ends at night, out of memory.
+    Source: unsloth#2470: 36.0 to 39.9 GB in 650 steps. Default: a warning after 128 logs.
+    """
+
+    name = "memory_growth"
+    metrics = tuple(MEMORY)
+    close_after = 1
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._blocks = Functions(Blocks)
+        self._judged = 0
+
+    def check(self, row: Row) -> Finding | Verdict:
+        for metric in MEMORY:
+            if metric in row.metrics:
+                blocks = self._blocks.get(metric)
+                before = len(blocks)
+                blocks.push(row.metrics[metric])
+                if len(blocks) > before and len(blocks) >= self.limits["logs"]:
+                    found = self._judge(metric, row, blocks)
+                    if found is not None:
+                        return found
+        return Verdict.NO_DATA
+
+    def _judge(self, metric: str, row: Row, blocks: Blocks) -> Finding | None:
+        means = blocks.means[len(blocks.means) // 4 :]
+        rises = [after > before for before, after in pairwise(means)]
+        growth = means[-1] / means[0] - 1 if means[0] > 0 else 0.0
+        if growth < self.limits["growth"] or sum(rises) < self.limits["rising_share"] * len(rises):
+            return None
+        pace = (means[-1] - means[0]) / (blocks.length * (len(means) - 1))
+        return Finding(
+            Severity.WARNING, metric, row.metrics[metric],
+            f"memory grows steadily: {means[0]:.4g} to {means[-1]:.4g} {MEMORY[metric]}, about {pace:.2g} "
+            f"{MEMORY[metric]} a log",
+            "1. Something keeps tensors: a list of losses or completions in a reward function or callback (use "
+            ".item(), detach). 2. Lengths grow, and the allocator fragments: "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. 3. A data loader with workers copies what it reads: "
+            "dataloader_num_workers=0 to test.",
+            {"growth": growth, "per_log": pace},
+        )  # fmt: skip
+
+
+class StepTimeDrift(Rule):
+    """Steps take much longer than they did.
+
+    Sees: `step_time` a completion token where lengths are logged, since longer completions honestly take longer: the
+    median of the last 16 logs against that of the first 16.
+    Matters: a node that throttles, a disk that fills, a reward service that queues: all cost GPU time.
+    Source: DESIGN. Default: 2.5 times for ten logs a warning.
+    """
+
+    name = "step_time_drift"
+    metrics = ("step_time",)
+    statistical = True
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._start, self._recent = Start(int(limits["stretch"])), Window(int(limits["stretch"]))
+        self._levels = Levels({Severity.WARNING: limits["logs"]})
+
+    def check(self, row: Row) -> Finding | Verdict:
+        seconds = row.metrics.get("step_time")
+        if seconds is None or seconds <= 0:
+            return Verdict.NO_DATA
+        length = row.metrics.get("completion_length_max", row.metrics.get("completion_length", 0.0))
+        cost = seconds / length if length > 0 else seconds
+        self._start.push(cost)
+        self._recent.push(cost)
+        start = self._start.level
+        if start is None:
+            return Verdict.NO_DATA
+        times = self._recent.median() / start
+        verdict = self._levels.push(times > self.limits["times"])
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "step_time", seconds,
+            f"a step takes {times:.2g} times as long as at the start ({'a token; ' if length else ''}{seconds:.3g} s "
+            "now)",
+            "1. The GPU throttles or is shared: look at nvidia-smi. 2. The reward function got slower: a service with "
+            "a queue, a growing cache. 3. Memory is nearly full and the allocator works: see memory_growth. 4. "
+            "Checkpoints or logs go to a slow disk.",
+            {"times": times},
+        )  # fmt: skip

@@ -1,0 +1,247 @@
+"""What the reward does over a run."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.rules.kl import kl_of
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Constant, Start, Statistic, Streak, Window
+
+
+class Peak(Statistic):
+    """The highest median a window has had, and the scale it had then."""
+
+    def __init__(self) -> None:
+        self.location = -math.inf
+        self.scale = 0.0
+
+    def push(self, window: Window) -> None:
+        if window.median() > self.location:
+            self.location, self.scale = window.median(), MAD_TO_SIGMA * window.mad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"location": None if self.location == -math.inf else self.location, "scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.location = -math.inf if state["location"] is None else state["location"]
+        self.scale = state["scale"]
+
+
+class RewardDrop(Rule):
+    """The reward has lost most of what it had gained, or more than that.
+
+    Sees: the median of the last sixteen logs against the highest such median of the run, in units of the noise of one
+    log. Two conditions: the drop is far outside the noise, and it is at least half of the gain since the start, so that
+    a run that gives a little back is left alone.
+    Matters: a policy rarely finds its way back; the checkpoint of the peak is the one to keep.
+    Source: no published range, so a change point against the run's own noise. Default: 2.5 standard deviations of a log
+    for medians of sixteen (their own noise is a third of one), or 1.7 for medians of 32, for eight logs a warning; an
+    error when the reward has fallen as far below its start, too.
+    """
+
+    name = "reward_drop"
+    metrics = ("reward",)
+    statistical = True
+    explained_by = ("nonfinite_metric",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        size = int(limits["stretch"])
+        self._recent, self._longer = Window(size), Window(2 * size)
+        self._start = Start(size)
+        self._noise = Window(window)  # of changes from log to log, which a trend does not enter
+        self._last = Constant()
+        self._peak, self._longer_peak = Peak(), Peak()
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("reward")
+        if value is None:
+            return Verdict.NO_DATA
+        if self._last.value is not None:
+            self._noise.push(abs(value - self._last.value))
+        self._last.push(value)
+        self._start.push(value)
+        self._recent.push(value)
+        start = self._start.level
+        if start is None:
+            return Verdict.NO_DATA
+        self._longer.push(value)
+        self._peak.push(self._recent)
+        # a median absolute change is 0.954 standard deviations where logs are independent
+        noise = self._noise.median() / 0.954
+        drop = self._drop(self._recent, self._peak, start, noise, self.limits["deviations"])
+        if len(self._longer) == self._longer.size:
+            self._longer_peak.push(self._longer)
+            longer = self._drop(self._longer, self._longer_peak, start, noise, self.limits["longer_deviations"])
+            drop = drop or longer
+        verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
+        if drop is None or isinstance(verdict, Verdict):
+            return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
+        return Finding(
+            verdict, "reward", value,
+            f"reward fell to {drop.level:.3g} (median of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
+            f"{start:.3g}, and one log varies by {drop.noise:.2g}",
+            "Go back to the checkpoint of the peak. 1. learning_rate is too high for this late a stage: lower it, or "
+            "let it decay. 2. The policy left the reference: look at the KL, raise kl_coef (PPO) or beta (GRPO, "
+            "RLOO). 3. The data or the reward function changed on the way.",
+            {"peak": drop.peak, "level": drop.level, "start": start, "noise": drop.noise},
+        )  # fmt: skip
+
+    def _drop(self, recent: Window, peak: Peak, start: float, noise: float, deviations: float) -> "_Drop | None":
+        level, gain = recent.median(), peak.location - start
+        noise = max(noise, peak.scale)
+        far = max(deviations * noise, 0.01 * abs(peak.location), self.limits["share"] * gain)
+        if peak.location - level <= far:
+            return None
+        below = start - level > max(self.limits["deviations"] * noise, 0.5 * gain)
+        return _Drop(level, peak.location, noise, len(recent), below)
+
+
+class _Drop(NamedTuple):
+    level: float
+    peak: float
+    noise: float
+    logs: int
+    below_start: bool
+
+
+class RewardFlatKLRising(Rule):
+    """The KL is past its band and still grows, and the reward has gained nothing for it.
+
+    Sees: the medians of the last few logs against those of the first few: KL above `kl_high`'s band and half as high
+    again as at the start, reward no higher than at the start by more than half of its noise.
+    Matters: distance from the reference is what a run pays with; here it buys nothing.
+    Source: a public PPO log (hongbomiao) in which no completion ever ended and the KL went from 7 to 11.
+    """
+
+    name = "reward_flat_kl_rising"
+    metrics = ("reward",)
+    explained_by = ("nonfinite_metric",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        size = int(limits["logs"])
+        self._rewards, self._kls, self._noise = Window(size), Window(size), Window(window)
+        self._reward_start, self._kl_start = Start(size), Start(size)
+        self._count = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        unit, kl = kl_of(row)
+        value = row.metrics.get("reward")
+        if value is None or kl is None:
+            return Verdict.NO_DATA
+        self._reward_start.push(value)
+        self._kl_start.push(kl)
+        self._rewards.push(value)
+        self._kls.push(kl)
+        self._noise.push(value)
+        reward_start, kl_start = self._reward_start.level, self._kl_start.level
+        logs = self._count.push(True)
+        if reward_start is None or kl_start is None or logs < 2 * self.limits["logs"]:
+            return Verdict.NO_DATA
+        level = self._kls.median()
+        if level <= max(self.limits[f"per_{unit}"], self.limits["times"] * kl_start):
+            return Verdict.HEALTHY
+        reward = self._rewards.median()
+        if reward - reward_start > 0.5 * MAD_TO_SIGMA * self._noise.mad():
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.WARNING, "reward", value,
+            f"KL rose from {kl_start:.3g} to {level:.3g} nats a {unit}, but the reward did not: {reward_start:.3g} at "
+            f"the start, {reward:.3g} now",
+            "1. The reward does not tell good completions from bad ones here: look at rewards within one prompt. 2. No "
+            "completion ends: check eos_token, stop_token and missing_eos_penalty. 3. learning_rate is so high that "
+            "noise moves the policy.",
+            {"kl_start": kl_start, "kl": level, "reward_start": reward_start, "reward_now": reward},
+        )  # fmt: skip
+
+
+class RewardSaturated(Rule):
+    """All completions score alike now, and once did not: the reward has nothing left to teach.
+
+    Sees: `reward_std` below a twentieth of its start for ten logs, with a reward that has risen.
+    Matters: no gradient but noise from here on; further steps only drift.
+    Source: a public GRPO log that solved its task and went on. A warning, since the run did learn.
+    """
+
+    name = "reward_saturated"
+    metrics = ("reward_std",)
+    statistical = True
+    explained_by = ("nonfinite_metric", "zero_signal", "all_truncated", "entropy_collapse")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._start, self._reward_start = Start(int(limits["start_logs"])), Start(int(limits["start_logs"]))
+        self._levels = Levels({Severity.WARNING: limits["logs"]})
+
+    def check(self, row: Row) -> Finding | Verdict:
+        std, value = row.metrics.get("reward_std"), row.metrics.get("reward")
+        if std is None or value is None:
+            return Verdict.NO_DATA
+        self._start.push(std)
+        self._reward_start.push(value)
+        start, reward_start = self._start.level, self._reward_start.level
+        if start is None or reward_start is None or start <= 0:
+            return Verdict.NO_DATA
+        verdict = self._levels.push(std < self.limits["share"] * start and value > reward_start + start / 2)
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "reward_std", std,
+            f"rewards hardly differ any more: standard deviation {std:.2g}, {start:.2g} at the start, while the "
+            f"reward went from {reward_start:.3g} to {value:.3g}",
+            "The task is solved as far as this reward can tell: stop here, or 1. give harder prompts, 2. a reward with "
+            "finer steps. Read completions first: a hacked reward saturates as well.",
+            {"start": start},
+        )  # fmt: skip
+
+
+class RewardFlat(Rule):
+    """Over a long stretch the reward shows no upward trend, although groups differ.
+
+    Sees: the means of sixteen to thirty-two blocks of the whole run: Theil-Sen's line and the Mann-Kendall test. Judged
+    each time a block is full, so that it costs next to nothing.
+    Matters: nothing is being learnt; most often the fault lies before the trainer, in the reward or the prompts.
+    Source: Mann 1945, Sen 1968. Default: at least 96 logs, and no rise at two standard deviations. An `info`, since
+    many runs learn something that the mean of a batch does not show.
+    """
+
+    name = "reward_flat"
+    metrics = ("reward",)
+    statistical = True
+    close_after = 1
+    explained_by = ("nonfinite_metric", "zero_signal", "frozen_policy", "reward_drop", "dead_reward_component")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._blocks = Blocks(32)
+        self._judged = 0
+        self._groups_differ = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        value = row.metrics.get("reward")
+        if value is None:
+            return Verdict.NO_DATA
+        self._blocks.push(value)
+        if row.metrics.get("reward_std", 1.0) > 0:
+            self._groups_differ.push(True)
+        logs = len(self._blocks)
+        if logs < self.limits["logs"] or logs < self._judged + self.limits["every"]:
+            return Verdict.NO_DATA
+        self._judged = logs
+        gain, z = self._blocks.trend()
+        if z > self.limits["min_z"] or not self._groups_differ.count:
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.INFO, "reward", value,
+            f"reward shows no upward trend over {logs} logs: {gain:+.2g} in all, {z:+.1f} standard deviations of the "
+            f"Mann-Kendall test, around {self._blocks.means[-1]:.3g}",
+            "1. Does the reward tell completions of one prompt apart (reward_std)? 2. learning_rate may be too low, or "
+            "beta/kl_coef too high: is the KL above 0.01? 3. Prompts too hard or too easy: look at the share of groups "
+            "without a spread (frac_reward_zero_std). 4. More completions a prompt: num_generations.",
+            {"gain": gain, "z": z},
+        )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Several reward functions in one run."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.statistics import Constant, Start, Statistic, Streak, Window
+
+MOST_FUNCTIONS = 64  # that are followed: more are no reward functions but a mistake
+_PENALTIES = ("penalty", "punish", "overlong", "cost", "violation", "toxic", "repet")
+
+
+class Functions(Statistic):
+    """One statistic for each reward function."""
+
+    def __init__(self, new: Any):
+        self._new = new
+        self.of: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        if name not in self.of and len(self.of) < MOST_FUNCTIONS:
+            self.of[name] = self._new()
+        return self.of.get(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: statistic.state_dict() for name, statistic in self.of.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.of = {name: self._new() for name in state}
+        for name, statistic in self.of.items():
+            statistic.load_state_dict(state[name])
+
+
+@lru_cache(maxsize=256)
+def _functions_among(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Name of each reward function and of its mean; remembered, since a trainer logs the same few sets of names."""
+    return tuple((name[7:-5], name) for name in names if name.startswith("reward/") and name.endswith("/mean"))
+
+
+def function_means(row: Row) -> dict[str, float]:
+    """The mean of each reward function in this log, by its name."""
+    metrics = row.metrics
+    return {name: metrics[metric] for name, metric in _functions_among(tuple(metrics))}
+
+
+class DeadRewardComponent(Rule):
+    """A reward function gives exactly the same mean in every log.
+
+    Sees: the mean of each function, and the whole reward where no function is logged (PPO). Exactly equal, ten logs in
+    a
+    row: a mean over many completions is never that by chance, unless the function has only that answer.
+    Matters: it teaches nothing, whatever its weight. Zero or less says that no completion ever earned it (a format
+    nobody satisfies, an answer that is never parsed): a warning. Above zero, all completions may have it already, and a
+    penalty that is 0 was never due: an `info`.
+    Source: unsloth#2291 and a public GRPO log (two functions at -0.5 and -0.2 in all 300 rows).
+    """
+
+    name = "dead_reward_component"
+    metrics = ("reward/*", "reward")
+    close_after = 1
+    explained_by = ("nonfinite_metric",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._runs = Functions(Constant)
+
+    def check(self, row: Row) -> Finding | Verdict:
+        means = function_means(row)
+        if not means and "reward" in row.metrics:
+            means = {"": row.metrics["reward"]}
+        if not means:
+            return Verdict.NO_DATA
+        dead = {}
+        for name, value in means.items():
+            run = self._runs.get(name)
+            if run is not None and run.push(value) >= self.limits["logs"]:
+                dead[name] = value
+        if not dead:
+            return Verdict.HEALTHY
+        serious = {name: value for name, value in dead.items() if _never_earned(name, value)}
+        name, value = min((serious or dead).items(), key=lambda item: item[1])
+        listed = ", ".join(f"{name or 'the reward'} = {value:.4g}" for name, value in (serious or dead).items())
+        return Finding(
+            Severity.WARNING if serious else Severity.INFO, f"reward/{name}/mean" if name else "reward", value,
+            f"exactly the same mean for {self.limits['logs']:g} logs: {listed}",
+            "1. Call the function on a completion that should earn it, and on one that should not. 2. It may see "
+            "another format than it parses: chat messages instead of text, a missing tag, a column with another name. "
+            "3. If all completions satisfy it already, drop it: it costs time and teaches nothing.",
+            {"functions": list(dead)},
+        )  # fmt: skip
+
+
+def _never_earned(name: str, value: float) -> bool:
+    return value < 0 or (value == 0 and not any(word in name.lower() for word in _PENALTIES)) or not name
+
+
+class ComponentDominance(Rule):
+    """One reward function carries the whole reward, and what it pays for is length.
+
+    Sees: two or more functions; one of them rises with nearly all of the total, another is dead at 0 or falls, and the
+    completions have grown or shrunk by half. That one function moves most is healthy as long as length stays.
+    Matters: the cheapest way to more reward wins; the function that measures the task no longer counts.
+    Source: TRL_FACTS (a constructed public report: a length bonus from 0.1 to 1.0 with correctness 0).
+    """
+
+    name = "component_dominance"
+    metrics = ("reward/*",)
+    statistical = True
+    explained_by = ("nonfinite_metric", "reward_hacking_suspected")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._size = int(limits["start_logs"])
+        self._starts = Functions(lambda: Start(self._size))
+        self._levels = Functions(lambda: Window(self._size))
+        self._streak = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        means = function_means(row)
+        length = row.metrics.get("completion_length")
+        if len(means) < 2 or length is None:
+            return Verdict.NO_DATA
+        gains = {}
+        for name, value in {**means, "": length}.items():
+            start, level = self._starts.get(name), self._levels.get(name)
+            if start is None or level is None:
+                continue
+            start.push(value)
+            level.push(value)
+            if start.level is not None:
+                gains[name] = (start.level, level.median())
+        if len(gains) < 3 or "" not in gains:
+            return Verdict.NO_DATA
+        length_start, length_now = gains.pop("")
+        name, (before, now) = max(gains.items(), key=lambda item: item[1][1] - item[1][0])
+        gain = now - before
+        others = [(start, level) for other, (start, level) in gains.items() if other != name]
+        idle = all(level - start <= 0.05 * gain for start, level in others)
+        worthless = any(level == start == 0 or level < start - 0.1 * gain for start, level in others)
+        drift = self.limits["length_times"]
+        moved = not length_start / drift < length_now < length_start * drift
+        holds = gain > 0.5 * abs(before) and idle and worthless and moved
+        if self._streak.push(holds) < self.limits["logs"]:
+            return Verdict.HEALTHY if not holds else Verdict.NO_DATA
+        return Finding(
+            Severity.WARNING, f"reward/{name}/mean", now,
+            f"{name} carries the whole rise of the reward ({before:.3g} to {now:.3g}) while no other function gains, "
+            f"and completions went from {length_start:.3g} to {length_now:.3g} tokens",
+            f"1. Lower the weight of {name} (reward_weights), or cap what it pays. 2. Find out why the others earn "
+            "nothing: see dead_reward_component. 3. Read the completions that score best.",
+            {"function": name, "length_start": length_start, "length": length_now},
+        )  # fmt: skip

@@ -1,0 +1,134 @@
+"""A reward that rises for the wrong reason."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import pairwise
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.rules.kl import kl_of
+from trl_ext.monitor.rules.reward_components import Functions
+from trl_ext.monitor.statistics import Start, Streak, Window
+
+# names by which people mark a measure of the truth that is not trained on
+HELD_BACK = re.compile(r"(?:^|[/_])(?:gold|truth|true|strict|oracle|held_?(?:out|back)|holdout)(?:[/_]|$)")
+
+
+class RewardHackingSuspected(Rule):
+    """The reward rises while something says that the completions do not get better.
+
+    Sees, any of: (1) a measure that is not trained on falls while the reward rises: a reward function of weight 0, or a
+    metric named gold, true, strict, oracle, held_out; (2) reward and length move as one: their changes from log to log
+    are correlated at 0.8 or more while the length has moved by a third; (3) the KL is past its band and the length has
+    doubled or halved while the reward rose.
+    Matters: the run looks better the worse it gets.
+    Source: arXiv 2210.10760 (over-optimisation); a public run whose strict accuracy went from 0.90 to 0.22 while the
+    reward model's score doubled. Default: (1) an error, as it is measured; (2) and (3) warnings, since honest answers
+    may need more words. Audits by acceleration or advantage drift gave no usable rate of false alarms (trl#6350).
+    """
+
+    name = "reward_hacking_suspected"
+    metrics = ("reward",)
+    explained_by = ("nonfinite_metric",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        size = int(limits["start_logs"])
+        self._gold = Functions(lambda: Start(1))
+        self._gold_streaks = Functions(Streak)
+        self._reward_start, self._length_start = Start(size), Start(size)
+        self._rewards, self._lengths = Window(32), Window(32)
+        self._levels = Levels({Severity.WARNING: limits["logs"]})
+        self._reward_first = Start(1)
+
+    def check(self, row: Row) -> Finding | Verdict:
+        reward = row.metrics.get("reward")
+        if reward is None:
+            return Verdict.NO_DATA
+        self._reward_first.push(reward)
+        found = self._held_back(row, reward)
+        if found is not None:
+            return found
+        length = row.metrics.get("completion_length")
+        if length is None:
+            return Verdict.NO_DATA if not self._gold.of else Verdict.HEALTHY
+        self._reward_start.push(reward)
+        self._rewards.push(reward)
+        self._length_start.push(length)
+        self._lengths.push(length)
+        reward_start, length_start = self._reward_start.level, self._length_start.level
+        if reward_start is None or length_start is None or len(self._rewards) < self._rewards.size // 2:
+            return Verdict.HEALTHY
+        return self._length_paid(row, reward, reward_start, length_start)
+
+    def _held_back(self, row: Row, reward: float) -> Finding | None:
+        first_reward = self._reward_first.level
+        assert first_reward is not None
+        for name in self._measures(row):
+            value = row.metrics[name]
+            start, streak = self._gold.get(name), self._gold_streaks.get(name)
+            if start is None or streak is None:
+                continue
+            start.push(value)
+            first = start.level
+            drop = (first - value) / max(abs(first), 1e-9)
+            rises = reward > first_reward + self.limits["rise"] * abs(first_reward)
+            count = streak.push(rises and drop > self.limits["drop"])
+            if count >= self.limits["logs"] or (count and drop > self.limits["drop_at_once"]):
+                return Finding(
+                    Severity.ERROR, name, value,
+                    f"{name}, which is not trained on, fell from {first:.3g} to {value:.3g} while the reward rose from "
+                    f"{first_reward:.3g} to {reward:.3g}",
+                    "The reward is being hacked. 1. Stop, and go back to the checkpoint where both were high. 2. Raise "
+                    "kl_coef (PPO) or beta (GRPO, RLOO). 3. Mend the reward for what the best-scoring completions do.",
+                    {"first": first, "reward_first": first_reward},
+                )  # fmt: skip
+        return None
+
+    def _measures(self, row: Row) -> list[str]:
+        names = [f"reward/{name}/mean" for name in self.facts.get("held_back_rewards") or ()]
+        return [*_held_back_among(tuple(row.metrics)), *(name for name in names if name in row.metrics)]
+
+    def _length_paid(self, row: Row, reward: float, reward_start: float, length_start: float) -> Finding | Verdict:
+        level, length = self._rewards.median(), self._lengths.median()
+        times = max(length, 1e-9) / max(length_start, 1e-9)
+        moved = max(times, 1 / times)
+        rise = level - reward_start
+        still = moved < self.limits["length_moved"]
+        if still or not (rise > 0.5 * abs(reward_start) or rise > 2 * self._rewards.mad()):
+            self._levels.push(False)
+            return Verdict.HEALTHY
+        unit, kl = kl_of(row)
+        far = kl is not None and kl > self.limits[f"per_{unit}"] and moved > self.limits["length_times"]
+        r = change_correlation(self._rewards.values(), self._lengths.values())
+        as_one = (r if times > 1 else -r) > self.limits["correlation"]
+        verdict = self._levels.push(far or as_one)
+        if isinstance(verdict, Verdict):
+            return verdict
+        why = f"their changes from log to log are correlated at {r:.2f}" if as_one else f"KL is {kl:.3g} nats a {unit}"
+        return Finding(
+            verdict, "reward", reward,
+            f"the reward ({reward_start:.3g} to {level:.3g}) seems to pay for length ({length_start:.3g} to "
+            f"{length:.3g} tokens): {why}",
+            "Read the best-scoring completions. 1. Take length out of the reward: normalise it, or add a length "
+            "penalty. 2. Raise kl_coef (PPO) or beta (GRPO, RLOO). 3. Log a measure that is not trained on: a reward "
+            "function of weight 0 is judged here.",
+            {"correlation": r, "length_start": length_start, "length": length},
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _held_back_among(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if not name.endswith("/std") and HELD_BACK.search(name.lower()))
+
+
+def change_correlation(x: list[float], y: list[float]) -> float:
+    """Pearson's correlation of the changes from each number to the next; 0 when one of the two never changes."""
+    dx = [b - a for a, b in pairwise(x)]
+    dy = [b - a for a, b in pairwise(y)]
+    mx, my = sum(dx) / len(dx), sum(dy) / len(dy)
+    sxy = sum((a - mx) * (b - my) for a, b in zip(dx, dy, strict=True))
+    sxx, syy = sum((a - mx) ** 2 for a in dx), sum((b - my) ** 2 for b in dy)
+    return sxy / (sxx * syy) ** 0.5 if sxx > 0 and syy > 0 else 0.0

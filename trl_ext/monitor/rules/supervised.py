@@ -1,0 +1,182 @@
+"""Losses on given text: SFT, reward models, and the loss of preference pairs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.statistics import LowestLevel, Start, Statistic, Streak, Window
+
+
+def supervised_loss(row: Row) -> float | None:
+    """The training loss, where it measures progress; that of a policy gradient does not."""
+    m = row.metrics
+    return None if "reward" in m or "kl_per_sequence" in m or "policy_loss" in m else m.get("loss")
+
+
+class NoSupervisedTokens(Rule):
+    """Every label is masked.
+
+    Sees: SFT's loss, token accuracy and entropy, all exactly 0 (or the loss alone for ten logs where no other is
+    logged: older Transformers rounds to four digits).
+    Matters: there is nothing to learn from; the run ends with the model it began with.
+    Source: TRL_FACTS. Default: two logs, an error.
+    """
+
+    name = "no_supervised_tokens"
+    metrics = ("loss",)
+    explained_by = ("nonfinite_metric",)
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._streak = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        loss = supervised_loss(row)
+        if loss is None or "rewards/chosen" in row.metrics:
+            return Verdict.NO_DATA
+        others = [row.metrics[m] for m in ("token_accuracy", "entropy_per_token") if m in row.metrics]
+        streak = self._streak.push(loss == 0 and not any(others))
+        if streak < self.limits["logs" if others else "loss_only_logs"]:
+            return Verdict.NO_DATA if streak else Verdict.HEALTHY
+        return Finding(
+            Severity.ERROR, "loss", loss,
+            f"loss{' and token accuracy are' if others else ' is'} exactly 0 for {streak} logs: all labels are masked",
+            "1. The response template or the assistant mask matches nothing: assistant_only_loss=True needs a chat "
+            "template with {% generation %}. 2. completion_only_loss=True with completions cut off by max_length. 3. "
+            "pad_token equals eos_token and a collator masks both: look at the labels of one batch.",
+        )  # fmt: skip
+
+
+class LossDivergence(Rule):
+    """The loss climbs far above where it began.
+
+    Sees: the median of the last eight logs against the lowest such median of the run.
+    Matters: the model is being destroyed, most often by the learning rate.
+    Source: TRL_FACTS names no range, so factors of the run's own level. Default: half as much again as at its best
+    *and* above its start for five logs a warning, three times an error. Losses below 0.2 nats are left alone.
+    """
+
+    name = "loss_divergence"
+    metrics = ("loss",)
+    statistical = True
+    explained_by = ("nonfinite_metric", "preference_magnitude")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._start, self._recent = Start(int(limits["start_logs"])), Window(8)
+        self._best = LowestLevel()
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+
+    def check(self, row: Row) -> Finding | Verdict:
+        loss = supervised_loss(row)
+        if loss is None:
+            return Verdict.NO_DATA
+        self._start.push(loss)
+        self._recent.push(loss)
+        if self._start.level is None:
+            return Verdict.NO_DATA
+        self._best.push(self._recent)
+        assert self._best.location is not None
+        level, best = self._recent.median(), max(self._best.location, self.limits["smallest"])
+        above = level > self.limits["above_start"] * self._start.level
+        verdict = self._levels.push(
+            *(above and level > self.limits[f"{s}_growth"] * best for s in ("warning", "error"))
+        )
+        if isinstance(verdict, Verdict):
+            return verdict
+        return Finding(
+            verdict, "loss", loss,
+            f"loss rose to {level:.3g} (median of 8 logs) from {self._best.location:.3g} at its best, "
+            f"{self._start.level:.3g} at the start",
+            "1. learning_rate is too high: a tenth of it, from the last good checkpoint. 2. No warm-up: set "
+            "warmup_steps. 3. The data changed on the way (another file, broken rows). 4. fp16 overflows: use "
+            "bf16=True.",
+            {"best": self._best.location, "start": self._start.level},
+        )  # fmt: skip
+
+
+class _BestEvaluation(Statistic):
+    """The lowest evaluation loss, and the training loss of that time."""
+
+    def __init__(self) -> None:
+        self.loss = math.inf
+        self.train: float | None = None
+
+    def push(self, loss: float, train: float | None) -> None:
+        if loss < self.loss:
+            self.loss, self.train = loss, train
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": None if self.loss == math.inf else self.loss, "train": self.train}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loss = math.inf if state["loss"] is None else state["loss"]
+        self.train = state["train"]
+
+
+class Overfitting(Rule):
+    """What was seen is learnt by heart, what was not gets worse.
+
+    Sees: (1) the evaluation loss above its minimum by 5% in two evaluations in a row, or above its first value at once
+    by as much, while the training loss is below what it was at that minimum; (2) a training loss below a tenth of a nat
+    and of a fifth of its start, in the second epoch or later, for five logs.
+    Matters: the best checkpoint is behind; from here on the model gets worse where it counts.
+    Source: two public logs (SFT over six epochs; DPO on noise). Default: warning.
+    """
+
+    name = "overfitting"
+    metrics = ("loss", "eval/loss")
+    explained_by = ("nonfinite_metric", "loss_divergence", "no_supervised_tokens")
+    close_after = 10
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._start, self._recent = Start(int(limits["start_logs"])), Window(8)
+        self._best = _BestEvaluation()
+        self._rises, self._small = Streak(), Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        if "eval/loss" in row.metrics and "loss" not in row.metrics:
+            return self._evaluated(row.metrics["eval/loss"])
+        loss = supervised_loss(row)
+        if loss is None:
+            return Verdict.NO_DATA
+        self._start.push(loss)
+        self._recent.push(loss)
+        start = self._start.level
+        if start is None or "rewards/chosen" in row.metrics:
+            return Verdict.NO_DATA
+        epoch = row.metrics.get("epoch", 0.0)
+        small = (
+            0 < loss < min(self.limits["loss"], start * self.limits["start_share"]) and epoch > self.limits["epochs"]
+        )
+        if self._small.push(small) < self.limits["logs"]:
+            return Verdict.NO_DATA
+        return Finding(
+            Severity.WARNING, "loss", loss,
+            f"training loss is {loss:.3g} in epoch {epoch:.2g}, {start:.3g} at the start: the data is being memorised",
+            "1. Fewer epochs: num_train_epochs=1 or 2. 2. More or more varied data. 3. Less capacity: LoRA, or a "
+            "smaller lora_r; weight_decay. Without an evaluation set (eval_strategy='steps') you cannot see the "
+            "damage.",
+            {"epoch": epoch},
+        )  # fmt: skip
+
+    def _evaluated(self, loss: float) -> Finding | Verdict:
+        train = self._recent.median() if self._recent else None
+        self._best.push(loss, train)
+        rise = loss / self._best.loss - 1 if self._best.loss > 0 else 0.0
+        fell = train is not None and self._best.train is not None and train < self._best.train
+        rises = self._rises.push(rise > self.limits["rise"] and fell)
+        if rises < self.limits["evaluations"]:
+            return Verdict.NO_DATA if rises else Verdict.HEALTHY
+        return Finding(
+            Severity.WARNING, "eval/loss", loss,
+            f"evaluation loss rose to {loss:.4g} from {self._best.loss:.4g} at its best, while the training loss fell "
+            f"from {self._best.train:.4g} to {train:.4g}",
+            "1. Take the checkpoint of the minimum: BestCheckpointCallback or load_best_model_at_end=True. 2. Fewer "
+            "epochs, a lower learning_rate. 3. More data; LoRA instead of full weights.",
+            {"best": self._best.loss},
+        )  # fmt: skip
