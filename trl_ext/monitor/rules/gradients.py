@@ -43,8 +43,8 @@ class GradNormSpike(Rule):
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("grad_norm")
-        if value is None or value <= 0:
-            return Verdict.NO_DATA
+        if value is None or value <= 0 or row.metrics.get("zero_std_fraction") == 1:
+            return Verdict.NO_DATA  # a batch without signal has no gradient to compare
         log = math.log(value)
         usual = self._logs.median() if self._logs else log
         enough = len(self._logs) >= self.limits["history"]
@@ -93,7 +93,7 @@ class GradNormTrend(Rule):
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("grad_norm")
-        if value is None or value <= self.limits["smallest"]:
+        if value is None or value <= self.limits["smallest"] or row.metrics.get("zero_std_fraction") == 1:
             return Verdict.NO_DATA
         self._recent.push(math.log(value))
         if len(self._recent) < self._recent.size:

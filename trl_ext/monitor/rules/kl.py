@@ -113,7 +113,7 @@ class KLRunaway(Rule):
     """The KL grows faster and faster.
 
     Sees: the means of the last three stretches of eight logs: each rise is larger than the one before and than the
-    noise, the level has doubled, and it is past half of `kl_high`'s band (below that every run accelerates: it starts
+    noise, the level has doubled, and it is past `kl_high`'s band (below that healthy runs accelerate, too: they start
     from zero).
     Matters: the penalty no longer holds the policy; it will not come back by itself.
     Source: trl#6350 finds that acceleration alone gives no early warning at a usable rate of false alarms, hence the

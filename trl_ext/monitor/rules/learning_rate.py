@@ -74,7 +74,8 @@ class LRZeroEarly(Rule):
 
     Sees: `learning_rate` of exactly 0 in three logs in a row (warm-up and the end of a schedule show one each).
     Matters: every further step is paid for and changes nothing.
-    Source: DESIGN. Default: a warning, an error after ten logs.
+    Source: DESIGN. Default: a warning, an error after ten logs. Where it never was above 0 a warning after ten: some
+    front ends log it so although they train.
     """
 
     name = "lr_zero_early"
@@ -94,7 +95,9 @@ class LRZeroEarly(Rule):
         logs = self._zero.push(value == 0)
         if logs < self.limits["warning_logs"]:
             return Verdict.NO_DATA if logs else Verdict.HEALTHY
-        severity = Severity.ERROR if logs >= self.limits["error_logs"] else Severity.WARNING
+        if not self._peak.value and logs < self.limits["error_logs"]:
+            return Verdict.NO_DATA  # a long warm-up, rounded
+        severity = Severity.ERROR if self._peak.value and logs >= self.limits["error_logs"] else Severity.WARNING
         before = f"after a peak of {self._peak.value:.3g}" if self._peak.value else "and never was more"
         return Finding(
             severity, "learning_rate", value, f"learning rate is exactly 0 for {logs} logs in a row, {before}",

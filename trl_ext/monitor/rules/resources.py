@@ -64,7 +64,7 @@ class MemoryGrowth(Rule):
 class StepTimeDrift(Rule):
     """Steps take much longer than they did.
 
-    Sees: `step_time` a completion token where lengths are logged, since longer completions honestly take longer: the
+    Sees: `step_time`, in all and a completion token, since longer completions honestly take longer: the
     median of the last 16 logs against that of the first 16.
     Matters: a node that throttles, a disk that fills, a reward service that queues: all cost GPU time.
     Source: DESIGN. Default: 2.5 times for ten logs a warning.
@@ -76,7 +76,9 @@ class StepTimeDrift(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._start, self._recent = Start(int(limits["stretch"])), Window(int(limits["stretch"]))
+        size = int(limits["stretch"])
+        self._start, self._recent = Start(size), Window(size)
+        self._seconds_start, self._seconds = Start(size), Window(size)
         self._levels = Levels({Severity.WARNING: limits["logs"]})
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -85,12 +87,15 @@ class StepTimeDrift(Rule):
             return Verdict.NO_DATA
         length = row.metrics.get("completion_length_max", row.metrics.get("completion_length", 0.0))
         cost = seconds / length if length > 0 else seconds
-        self._start.push(cost)
-        self._recent.push(cost)
-        start = self._start.level
-        if start is None:
+        for start, recent, value in (
+            (self._start, self._recent, cost), (self._seconds_start, self._seconds, seconds)
+        ):  # fmt: skip
+            start.push(value)
+            recent.push(value)
+        if self._start.level is None or self._seconds_start.level is None:
             return Verdict.NO_DATA
-        times = self._recent.median() / start
+        # shorter completions cost more a token, since a step has fixed costs: the step itself must be slower as well
+        times = min(self._recent.median() / self._start.level, self._seconds.median() / self._seconds_start.level)
         verdict = self._levels.push(times > self.limits["times"])
         if isinstance(verdict, Verdict):
             return verdict

@@ -14,6 +14,7 @@ from trl_ext.monitor.statistics import Start, Streak, Window
 
 # names by which people mark a measure of the truth that is not trained on
 HELD_BACK = re.compile(r"(?:^|[/_])(?:gold|truth|true|strict|oracle|held_?(?:out|back)|holdout)(?:[/_]|$)")
+PROXY = re.compile(r"(?:^|[/_])proxy(?:[/_]|$)")  # and the measure that is, where no `reward` is logged
 
 
 class RewardHackingSuspected(Rule):
@@ -30,7 +31,6 @@ class RewardHackingSuspected(Rule):
     """
 
     name = "reward_hacking_suspected"
-    metrics = ("reward",)
     explained_by = ("nonfinite_metric",)
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
@@ -44,11 +44,11 @@ class RewardHackingSuspected(Rule):
         self._reward_first = Start(1)
 
     def check(self, row: Row) -> Finding | Verdict:
-        reward = row.metrics.get("reward")
+        reward, held_back = self._read(row)
         if reward is None:
             return Verdict.NO_DATA
         self._reward_first.push(reward)
-        found = self._held_back(row, reward)
+        found = self._held_back(row, reward, held_back)
         if found is not None:
             return found
         length = row.metrics.get("completion_length")
@@ -63,10 +63,19 @@ class RewardHackingSuspected(Rule):
             return Verdict.HEALTHY
         return self._length_paid(row, reward, reward_start, length_start)
 
-    def _held_back(self, row: Row, reward: float) -> Finding | None:
+    def _read(self, row: Row) -> tuple[float | None, list[str]]:
+        """The reward that is trained on, and the names of the measures that are not."""
+        proxies, held_back = _named(tuple(row.metrics))
+        facts = [f"reward/{name}/mean" for name in self.facts.get("held_back_rewards") or ()]
+        reward = row.metrics.get("reward")
+        if reward is None and proxies:
+            reward = row.metrics[proxies[0]]
+        return reward, [*held_back, *(name for name in facts if name in row.metrics)]
+
+    def _held_back(self, row: Row, reward: float, held_back: list[str]) -> Finding | None:
         first_reward = self._reward_first.level
         assert first_reward is not None
-        for name in self._measures(row):
+        for name in held_back:
             value = row.metrics[name]
             start, streak = self._gold.get(name), self._gold_streaks.get(name)
             if start is None or streak is None:
@@ -86,10 +95,6 @@ class RewardHackingSuspected(Rule):
                     {"first": first, "reward_first": first_reward},
                 )  # fmt: skip
         return None
-
-    def _measures(self, row: Row) -> list[str]:
-        names = [f"reward/{name}/mean" for name in self.facts.get("held_back_rewards") or ()]
-        return [*_held_back_among(tuple(row.metrics)), *(name for name in names if name in row.metrics)]
 
     def _length_paid(self, row: Row, reward: float, reward_start: float, length_start: float) -> Finding | Verdict:
         level, length = self._rewards.median(), self._lengths.median()
@@ -120,8 +125,11 @@ class RewardHackingSuspected(Rule):
 
 
 @lru_cache(maxsize=256)
-def _held_back_among(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if not name.endswith("/std") and HELD_BACK.search(name.lower()))
+def _named(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Metrics that are named a proxy, and those that are named the truth; remembered for each set of names."""
+    means = [name for name in names if not name.endswith("/std")]
+    proxies = tuple(name for name in means if PROXY.search(name.lower()))
+    return proxies, tuple(name for name in means if HELD_BACK.search(name.lower()))
 
 
 def change_correlation(x: list[float], y: list[float]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import LowestLevel, Start, Statistic, Streak, Window
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, LowestLevel, Start, Statistic, Streak, Window
 
 
 def supervised_loss(row: Row) -> float | None:
@@ -53,10 +53,11 @@ class NoSupervisedTokens(Rule):
 class LossDivergence(Rule):
     """The loss climbs far above where it began.
 
-    Sees: the median of the last eight logs against the lowest such median of the run.
+    Sees: the median of the last eight logs against the lowest such median of the run, and against the noise it had.
     Matters: the model is being destroyed, most often by the learning rate.
-    Source: TRL_FACTS names no range, so factors of the run's own level. Default: half as much again as at its best
-    *and* above its start for five logs a warning, three times an error. Losses below 0.2 nats are left alone.
+    Source: no published range, so factors of the run's own level. Default: half as much again as at its best, and three
+    standard deviations of a log above that and above the start, for five logs a warning; three times as much an error.
+    Losses below 0.2 nats are left alone.
     """
 
     name = "loss_divergence"
@@ -81,7 +82,8 @@ class LossDivergence(Rule):
         self._best.push(self._recent)
         assert self._best.location is not None
         level, best = self._recent.median(), max(self._best.location, self.limits["smallest"])
-        above = level > self.limits["above_start"] * self._start.level
+        noise = max(MAD_TO_SIGMA * self._best.scale, 0.05 * best)
+        above = level - max(best, self._start.level) > self.limits["deviations"] * noise
         verdict = self._levels.push(
             *(above and level > self.limits[f"{s}_growth"] * best for s in ("warning", "error"))
         )
