@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 _KEY_SETS = 256  # sets of logged keys for which the rules that read them are remembered
-_REOPEN_WITHIN = 100  # logs: what comes back sooner is the same trouble, not another
+_REOPEN_WITHIN = 10  # logs: what comes back sooner is the same trouble, not another
 
 
 class Engine:
