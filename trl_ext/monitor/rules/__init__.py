@@ -29,7 +29,6 @@ from trl_ext.monitor.rules.setup import TokenizerSetup
 from trl_ext.monitor.rules.supervised import LossDivergence, NoSupervisedTokens, Overfitting
 from trl_ext.monitor.rules.value_function import ValueExplainedVariance, ValueLossDivergence
 
-# Causes before what they explain (`Rule.explained_by`), since a log is judged in this order.
 FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     "setup": (TokenizerSetup, FirstStepMismatch),
     "numerics": (NonfiniteMetric, LossScale),
@@ -64,6 +63,23 @@ FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     "resume": (ResumeDiscontinuity,),
     "resources": (MemoryGrowth, StepTimeDrift),
 }
-RULES: dict[str, type[Rule]] = {rule.name: rule for family in FAMILIES.values() for rule in family}
+
+
+def _causes_first() -> dict[str, type[Rule]]:
+    """By name, each rule after those that may explain it, since a log is judged in this order."""
+    rules = {rule.name: rule for family in FAMILIES.values() for rule in family}
+    ordered: dict[str, type[Rule]] = {}
+
+    def add(rule: type[Rule]) -> None:
+        for cause in rule.explained_by:
+            add(rules[cause])
+        ordered.setdefault(rule.name, rule)
+
+    for rule in rules.values():
+        add(rule)
+    return ordered
+
+
+RULES = _causes_first()
 
 __all__ = ["FAMILIES", "RULES", "Finding", "Levels", "Rule", "Verdict"]

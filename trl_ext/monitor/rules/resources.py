@@ -28,7 +28,6 @@ class MemoryGrowth(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._blocks = Functions(Blocks)
-        self._judged = 0
 
     def check(self, row: Row) -> Finding | Verdict:
         for metric in MEMORY:

@@ -8,7 +8,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Constant, Start, Statistic, Streak, Window
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Constant, Largest, Start, Statistic, Streak, Window
 
 
 class Peak(Statistic):
@@ -115,7 +115,8 @@ class RewardFlatKLRising(Rule):
     Sees: the medians of the last few logs against those of the first few: KL above `kl_high`'s band and half as high
     again as at the start, reward no higher than at the start by more than half of its noise.
     Matters: distance from the reference is what a run pays with; here it buys nothing.
-    Source: a public PPO log (hongbomiao) in which no completion ever ended and the KL went from 7 to 11.
+    Source: a public PPO log (hongbomiao) in which no completion ever ended and the KL went from 7 to 11. Default:
+    medians of three logs, a warning.
     """
 
     name = "reward_flat_kl_rising"
@@ -194,8 +195,9 @@ class RewardSaturated(Rule):
             verdict, "reward_std", std,
             f"rewards hardly differ any more: standard deviation {std:.2g}, {start:.2g} at the start, while the "
             f"reward went from {reward_start:.3g} to {value:.3g}",
-            "The task is solved as far as this reward can tell: stop here, or 1. give harder prompts, 2. a reward with "
-            "finer steps. Read completions first: a hacked reward saturates as well.",
+            "The task is solved as far as this reward can tell: stop here (max_steps), or 1. give harder prompts "
+            "(train_dataset), 2. a reward with finer steps (reward_funcs). Read completions first: a hacked reward "
+            "saturates as well.",
             {"start": start},
         )  # fmt: skip
 
@@ -219,7 +221,7 @@ class RewardFlat(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._blocks = Blocks(32)
-        self._judged = 0
+        self._judged = Largest()  # logs there were when it was last judged
         self._groups_differ = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -230,9 +232,9 @@ class RewardFlat(Rule):
         if row.metrics.get("reward_std", 1.0) > 0:
             self._groups_differ.push(True)
         logs = len(self._blocks)
-        if logs < self.limits["logs"] or logs < self._judged + self.limits["every"]:
+        if logs < self.limits["logs"] or logs < self._judged.value + self.limits["every"]:
             return Verdict.NO_DATA
-        self._judged = logs
+        self._judged.push(logs)
         gain, z = self._blocks.trend()
         if z > self.limits["min_z"] or not self._groups_differ.count:
             return Verdict.HEALTHY

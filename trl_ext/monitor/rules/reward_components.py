@@ -86,9 +86,9 @@ class DeadRewardComponent(Rule):
         return Finding(
             Severity.WARNING if serious else Severity.INFO, f"reward/{name}/mean" if name else "reward", value,
             f"exactly the same mean for {self.limits['logs']:g} logs: {listed}",
-            "1. Call the function on a completion that should earn it, and on one that should not. 2. It may see "
-            "another format than it parses: chat messages instead of text, a missing tag, a column with another name. "
-            "3. If all completions satisfy it already, drop it: it costs time and teaches nothing.",
+            "1. Call the function (of reward_funcs) on a completion that should earn it, and on one that should not. "
+            "2. It may see another format than it parses: chat messages instead of text, a missing tag, a column with "
+            "another name. 3. If all completions satisfy it already, drop it: it costs time and teaches nothing.",
             {"functions": list(dead)},
         )  # fmt: skip
 
@@ -103,7 +103,8 @@ class ComponentDominance(Rule):
     Sees: two or more functions; one of them rises with nearly all of the total, another is dead at 0 or falls, and the
     completions have grown or shrunk by half. That one function moves most is healthy as long as length stays.
     Matters: the cheapest way to more reward wins; the function that measures the task no longer counts.
-    Source: TRL_FACTS (a constructed public report: a length bonus from 0.1 to 1.0 with correctness 0).
+    Source: a constructed public report (a length bonus from 0.1 to 1.0 with correctness 0). Default: ten logs, a
+    warning.
     """
 
     name = "component_dominance"
