@@ -9,6 +9,7 @@ _HOME = {
     "ReinforceLOOConfig": "trl_ext.trainers",
     "ReinforceLOOTrainer": "trl_ext.trainers",
     "train": "trl_ext.trainers",
+    "AnomalyDetectionCallback": "trl_ext.callbacks",
     "PPOMonitoringCallback": "trl_ext.callbacks",
     "ConsoleCallback": "trl_ext.callbacks",
     "TrainingStopped": "trl_ext.callbacks",

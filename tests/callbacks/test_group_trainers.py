@@ -12,6 +12,9 @@ from trl_ext.monitor import read_metrics
 from trl_ext.monitor.metrics import KEY_MAP, canonical_name
 from trl_ext.tiny import byte_tokenizer, random_policy
 
+# A random policy never ends a completion, and the monitor says so
+TRUE_OF_A_RANDOM_POLICY = {"all_truncated", "eos_missing"}
+
 
 @pytest.fixture(scope="module")
 def policy_folder(tmp_path_factory):
@@ -51,7 +54,8 @@ def test_a_healthy_run_is_silent_and_every_key_is_known(build, name, tmp_path):
     callback = PPOMonitoringCallback(on_critical="stop", warmup_steps=0)
     trainer = build(name, callback)
     trainer.train()
-    assert trainer.state.global_step == 4 and callback.alerts == []
+    assert trainer.state.global_step == 4
+    assert {alert.rule for alert in callback.alerts} <= TRUE_OF_A_RANDOM_POLICY
     keys = set(trainer.state.log_history[0]) - {"step"}
     assert {key for key in keys if canonical_name(key) == key} <= set(KEY_MAP)
     row = read_metrics(tmp_path / "run" / "trl_ext" / "metrics.jsonl")[0]
@@ -65,12 +69,15 @@ def test_a_nan_reward_stops_at_that_very_log_with_a_checkpoint(build, name, tmp_
     trainer.train()
     assert trainer.state.global_step == 3
     assert (tmp_path / "run" / "checkpoint-3" / "model.safetensors").is_file()
-    (alert,) = callback.alerts
+    (alert,) = (alert for alert in callback.alerts if alert.rule not in TRUE_OF_A_RANDOM_POLICY)
     assert (alert.rule, alert.opened, alert.metric) == ("nonfinite_metric", 3, "reward/vowels/mean")
 
 
 def test_a_resumed_run_alerts_nothing_twice(build, tmp_path):
-    always = {"thresholds": {"kl_high.per_token_warning": -1, "kl_high.per_sequence_warning": -99, "kl_high.logs": 1}}
+    always = {
+        "rules": ["kl_high"],
+        "thresholds": {"kl_high.per_token_warning": -1, "kl_high.per_sequence_warning": -99, "kl_high.logs": 1},
+    }
     saving = {"save_strategy": "steps", "save_steps": 2}
     first = PPOMonitoringCallback(**always)
     build("GRPO", first, max_steps=2, **saving).train()

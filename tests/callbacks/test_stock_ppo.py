@@ -12,6 +12,9 @@ from trl_ext.callbacks.stopping import ignores_control
 from trl_ext.monitor import read_metrics
 from trl_ext.monitor.metrics import KEY_MAP
 
+# A random policy never ends a completion, and the monitor says so
+TRUE_OF_A_RANDOM_POLICY = {"all_truncated", "eos_missing"}
+
 pytestmark = pytest.mark.stock_ppo
 
 
@@ -54,7 +57,8 @@ def test_a_healthy_run_is_silent_and_every_key_is_known(stock_ppo, tmp_path):
     callback = PPOMonitoringCallback(on_critical="stop", warmup_steps=0)
     trainer = stock_ppo(callback)
     trainer.train()
-    assert trainer.state.global_step == 5 and callback.alerts == []
+    assert trainer.state.global_step == 5
+    assert {alert.rule for alert in callback.alerts} <= TRUE_OF_A_RANDOM_POLICY
     rows = read_metrics(tmp_path / "run" / "trl_ext" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(math.isnan(row["val/ratio_var"]) for row in rows)  # healthy: the variance of one number

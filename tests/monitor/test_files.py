@@ -6,9 +6,13 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trl_ext.monitor import Alert, RunFiles, Severity, read_alerts, read_metrics
+from trl_ext.monitor.lines import metrics_line
 from trl_ext.monitor.rows import read_row
 
 
@@ -52,11 +56,32 @@ def test_what_is_no_number_is_null_and_named(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [0.1, 1e-300, 1e22, -0.0, 5, 123456789.123456789])
-def test_numbers_keep_all_their_digits_on_both_paths(tmp_path, value):
+@pytest.mark.parametrize("value", [0.1, 1e-300, 1e22, -0.0, 1 / 3, 123456789.123456789, -2.5e8, 5e-324])
+def test_numbers_keep_twelve_digits_on_both_paths(tmp_path, value):
     write(tmp_path, [1], x=value).close()
     write(tmp_path, [2], x=value, note="other path").close()
-    assert [row["x"] for row in strict(tmp_path / "metrics.jsonl")] == [value, value]
+    fast, general = (row["x"] for row in strict(tmp_path / "metrics.jsonl"))
+    assert general == value and fast == pytest.approx(value, rel=1e-11, abs=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False))
+def test_a_float32_comes_back_exactly(value):
+    line = json.loads(metrics_line(read_row(1, {"x": value}), 0))
+    assert np.float32(line["x"]) == np.float32(value)
+
+
+@pytest.mark.parametrize("value", [0, -7, 10**15 + 1, 2**62 + 1])
+def test_integers_keep_all_their_digits(tmp_path, value):
+    write(tmp_path, [1], num_tokens=value).close()
+    assert strict(tmp_path / "metrics.jsonl")[0]["num_tokens"] == value
+
+
+def test_a_log_of_the_same_keys_may_hold_other_types(tmp_path):
+    write(tmp_path, [1], x=0.5).close()
+    write(tmp_path, [2], x=2).close()
+    write(tmp_path, [3], x=2.5).close()
+    assert [row["x"] for row in strict(tmp_path / "metrics.jsonl")] == [0.5, 2, 2.5]
 
 
 def test_both_paths_write_the_same_keys(tmp_path):
@@ -64,14 +89,15 @@ def test_both_paths_write_the_same_keys(tmp_path):
         "reward": 1.0,
         "objective/scores": 2.0,
         "rewards/{x}/mean": 3.0,
+        "rewards/100%s/mean": 3.5,
         "kl": 0.5,
         'a "b"': 1.0,
         "step": 99,
         "é": 2.0,
     }
     files = RunFiles(tmp_path)
-    files.log(read_row(1, logs), {"system/rss_mb": 7.5})
-    files.log(read_row(1, {**logs, "note": "x"}), {"system/rss_mb": 7.5})
+    files.log(read_row(1, logs))
+    files.log(read_row(1, {**logs, "note": "x"}))
     plain, general = strict(tmp_path / "metrics.jsonl")
     assert general.pop("note") == "x"
     assert plain == general

@@ -50,7 +50,7 @@ def test_each_kind_of_value_lands_in_its_place():
     assert set(row.nonfinite) == {"kl_per_token", "loss"}
     assert row.absent == ["entropy_per_token"]
     assert list(row.logged) == ["kl", "entropy", "reward", "note", "flag", "loss"]
-    assert not row.plain
+    assert row.plain is None
 
 
 def test_a_bool_is_no_number():
@@ -69,4 +69,29 @@ def test_a_nan_under_the_less_preferred_key_is_kept_under_its_own_name():
     row = read_row(1, {"reward": 1.0, "objective/scores": math.nan})
     assert row.metrics == {"reward": 1.0}
     assert list(row.nonfinite) == ["objective/scores"]
-    assert not row.plain
+    assert row.plain is None
+
+
+@pytest.mark.parametrize("value", [0.5, 2])
+def test_the_quick_way_and_the_general_way_read_the_same(value):
+    logs = {"reward": value, "kl": 0.25, "objective/scores": 1.0, "eval_loss": 3}
+    quick, general = read_row(1, logs), read_row(1, {**logs, "note": "x"})
+    assert quick.plain is not None and general.plain is None
+    assert quick.metrics == general.metrics == {"reward": value, "kl_per_token": 0.25, "eval/loss": 3}
+    assert quick.logged == logs and list(quick.logged) == list(logs)
+
+
+def test_the_row_does_not_follow_what_happens_to_the_logs():
+    logs = {"reward": 1.0}
+    row = read_row(1, logs)
+    logs["reward"] = 2.0
+    assert row.logged == {"reward": 1.0}
+
+
+def test_infinities_that_cancel_are_seen():
+    row = read_row(1, {"reward": math.inf, "kl": -math.inf})
+    assert row.nonfinite == {"reward": math.inf, "kl_per_token": -math.inf} and row.metrics == {}
+
+
+def test_numbers_whose_sum_overflows_are_still_numbers():
+    assert read_row(1, {"reward": 1.7e308, "kl": 1.7e308}).metrics == {"reward": 1.7e308, "kl_per_token": 1.7e308}

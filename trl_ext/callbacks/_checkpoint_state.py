@@ -10,32 +10,56 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_ext.monitor.strict_json import to_strict_json
 
-FILE = "trl_ext_monitor.json"
+
+def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the trainer saves, or has saved, at this step."""
+    return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+
+def state_file(slot: int) -> str:
+    """One file for each monitor of a run."""
+    return "trl_ext_monitor.json" if slot == 1 else f"trl_ext_monitor-{slot}.json"
 
 
 def write_state(args: TrainingArguments, state: TrainerState, record: dict[str, Any]) -> None:
     """Into the checkpoint of this step; skipped where that lies elsewhere (`trainer_state.json` holds the same)."""
-    folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+    folder = checkpoint_folder(args, state)
     if folder.is_dir():
-        temporary = folder / (FILE + ".tmp")
+        path = folder / state_file(record["slot"])
+        temporary = path.with_suffix(".tmp")
         temporary.write_text(to_strict_json(record))
-        os.replace(temporary, folder / FILE)
+        os.replace(temporary, path)
 
 
-def read_state(args: TrainingArguments, state: TrainerState, callback: str) -> dict[str, Any] | None:
-    """What was written at the step the run resumes from, or `None`.
+def read_state(
+    args: TrainingArguments, state: TrainerState, slot: int, kept_by_transformers: list[Any]
+) -> dict[str, Any] | None:
+    """What monitor `slot` wrote at the step the run resumes from, or `None`.
 
-    Looks into the checkpoint, then (a run may resume from a folder elsewhere) into what `trainer_state.json` kept of
-    the first callback of that class name.
+    Looks into the checkpoint, then (a run may resume from a folder elsewhere) into what `trainer_state.json` kept.
     """
-    folders = [Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"]
+    folders = [checkpoint_folder(args, state)]
     if isinstance(args.resume_from_checkpoint, str | os.PathLike):
         folders.insert(0, Path(args.resume_from_checkpoint))
-    candidates = []
-    for folder in folders:
-        if (folder / FILE).is_file():
-            candidates.append(json.loads((folder / FILE).read_text()))
-    stored = (state.stateful_callbacks or {}).get(callback) or {}
-    stored = stored[0] if isinstance(stored, list) else stored
-    candidates.append(stored.get("attributes", {}).get("restored"))
-    return next((c for c in candidates if isinstance(c, dict) and c.get("step") == state.global_step), None)
+    paths = [folder / state_file(slot) for folder in folders]
+    candidates = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    for record in [*candidates, *kept_by_transformers]:
+        if isinstance(record, dict) and (record.get("step"), record.get("slot")) == (state.global_step, slot):
+            return record
+    return None
+
+
+def kept_attributes(state: TrainerState, callback: str) -> list[dict[str, Any]]:
+    """What `trainer_state.json` kept of the callbacks of that class name, one entry each."""
+    stored = (state.stateful_callbacks or {}).get(callback) or []
+    return [entry.get("attributes", {}) for entry in (stored if isinstance(stored, list) else [stored])]
+
+
+def keep_one(state: TrainerState, callback: str, exported: dict[str, Any]) -> None:
+    """Makes `trainer_state.json` hold one entry of that class name.
+
+    Transformers fails to save when a callback was added after the trainer was built, or after the checkpoint was
+    written; and of two callbacks of one class it appends both states at every save, so that the file grows.
+    """
+    if not isinstance(state.stateful_callbacks.get(callback), dict):
+        state.stateful_callbacks[callback] = exported

@@ -1,4 +1,8 @@
-"""Agreement between the processes of one run."""
+"""Agreement between the processes of one run.
+
+All of them are collectives: every rank must call them, at the same point, or the run hangs. In a single process they
+return what they were given.
+"""
 
 import torch
 import torch.distributed as dist
@@ -6,13 +10,28 @@ from transformers import TrainingArguments
 
 
 def largest_over_ranks(value: int, args: TrainingArguments) -> int:
-    """The largest `value` over all processes; `value` itself in a single process.
-
-    A collective: every rank must call it, at the same point, or the run hangs.
-    """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    """The largest `value` over all processes."""
+    if not _several():
         return value
-    # NCCL moves tensors of its own device only, gloo those of the CPU
-    shared = torch.tensor([value], device=args.device if dist.get_backend() == "nccl" else "cpu")
+    shared = torch.tensor([value], device=_device(args))
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return int(shared.item())
+
+
+def from_main_process(value: float | None, args: TrainingArguments) -> float | None:
+    """The `value` of rank 0, which may be `None`, NaN or infinite."""
+    if not _several():
+        return value
+    shared = torch.tensor([value is not None, value or 0.0], dtype=torch.float64, device=_device(args))
+    dist.broadcast(shared, src=0)
+    present, number = shared.tolist()
+    return number if present else None
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _device(args: TrainingArguments) -> torch.device:
+    # NCCL moves tensors of its own device only, gloo those of the CPU
+    return args.device if dist.get_backend() == "nccl" else torch.device("cpu")

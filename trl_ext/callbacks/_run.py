@@ -2,10 +2,14 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trl_ext.callbacks._history import MetricsHistory
+from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._system_metrics import SystemMetrics
 from trl_ext.monitor.alerts import Alert, Severity
 from trl_ext.monitor.engine import Engine
@@ -26,31 +30,57 @@ class MonitoredRun:
 
     Args:
         engine: of this run.
-        system_metrics: whether to add memory to the metrics file.
+        history_size: logs that `history` keeps.
+        view: what the PPO view derives, `None` without it.
     """
 
-    def __init__(self, engine: Engine, system_metrics: bool):
+    def __init__(self, engine: Engine, history_size: int, view: PPOView | None = None):
         self.engine = engine
+        self.history = MetricsHistory(history_size)
         self.stopped: str | None = None
+        self.alerts_open: dict[str, int] = {"alerts_open": 0}
+        self._view = view
+        self._notes: list[str] = []
         self._totals = RunSummary()
         self._files: RunFiles | None = None
-        self._system = SystemMetrics() if system_metrics else None
+        self._system: SystemMetrics | None = None
+        self._process = os.getpid()
 
-    def open_files(self, folder: Path) -> None:
-        """For the main process; the others judge the same logs and write nothing."""
+    def start(self, folder: Path, system_metrics: bool, gpu_index: int | None) -> None:
+        """For the main process; the others judge the same logs, write nothing and measure nothing."""
         self._files = RunFiles(folder)
+        self._system = SystemMetrics(gpu_index) if system_metrics else None
 
-    def observe(self, step: int, logs: Mapping[str, Any]) -> list[Alert]:
-        """Judges and records one log. Returns the alerts that opened, rose or closed."""
-        news = self.engine.observe(step, logs)
+    def observe(self, step: int, epoch: float | None, logs: Mapping[str, Any]) -> tuple[list[Alert], dict[str, float]]:
+        """Judges and records one log. Returns the alerts that opened, rose or closed, and the numbers that were added
+        to the log for it: none to an evaluation's, which the trainer hands to its user."""
+        extra: dict[str, float] = {}
+        training = is_training_log(tuple(logs))
+        if training:
+            extra = self._view.derive(logs) if self._view is not None else {}
+            if self._system is not None:
+                extra.update(self._system.latest)
+        news = self.engine.observe(step, {**logs, **extra})
         row = self.engine.row
         assert row is not None
-        self._totals.add(row)
+        self._totals.add(step, row.metrics)
+        self.history.append(step, row.metrics)
+        if training and self._view is not None:
+            self._view.add(step, epoch, row.metrics)
         if self._files is not None:
-            self._files.log(row, self._system.sample() if self._system else None)
+            self._files.log(row)
             for alert in news:
                 self._report(self._files, alert)
-        return news
+        if news:
+            self._count_open()
+        return news, {**extra, **self.alerts_open} if training else {}
+
+    def _count_open(self) -> None:
+        self.alerts_open = dict.fromkeys(self.alerts_open, 0)  # one that was above 0 goes back to 0
+        for alert in self.engine.alerts:
+            if alert.closed is None:
+                for name in ("alerts_open", f"alerts_open/{alert.severity}"):
+                    self.alerts_open[name] = self.alerts_open.get(name, 0) + 1
 
     def _report(self, files: RunFiles, alert: Alert) -> None:
         if alert.closed is not None:
@@ -70,6 +100,13 @@ class MonitoredRun:
         self.stopped = f"stopped at step {step} by on_critical='stop'. {what}"
         return self.stopped
 
+    def conclude(self) -> None:
+        """At the end of training: what the user named and never came. Logged once, and in the summary."""
+        if self._files is not None and not self._files.closed:
+            self._notes = self.engine.finish()
+            for note in self._notes:
+                logger.warning("%s", note)
+
     def summary(self, completed: bool = False) -> dict[str, Any]:
         """What `summary.json` holds."""
         alerts = [alert.to_dict() for alert in self.engine.alerts]
@@ -78,13 +115,20 @@ class MonitoredRun:
             "completed": completed and self.stopped is None,
             "stopped": self.stopped,
             **self._totals.to_dict(),
+            **(self._view.summary() if self._view is not None else {}),
             "alert_counts": {s.value: sum(alert["severity"] == s for alert in alerts) for s in Severity},
             "alerts": alerts,
+            "notes": self._notes,
             "files": {k: str(self._files.folder / name) for k, name in names.items()} if self._files else {},
         }
 
     def finish(self, completed: bool) -> None:
-        """Writes the summary and closes the files; a second call does nothing."""
+        """Writes the summary, closes the files and ends the thread; a second call does nothing, nor does one in a forked
+        child, which inherits the exit handlers."""
+        if os.getpid() != self._process:
+            return
+        if self._system is not None:
+            self._system.stop()
         if self._files is not None and not self._files.closed:
             self._files.summary(self.summary(completed))
             self._files.close()
@@ -92,8 +136,21 @@ class MonitoredRun:
     def state_dict(self, step: int) -> dict[str, Any]:
         """Strict JSON."""
         state = {"step": step, "engine": self.engine.state_dict(), "totals": self._totals.to_dict()}
+        if self._view is not None:
+            state["view"] = self._view.state_dict()
         return json.loads(to_strict_json(state))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state["engine"])
         self._totals.load(state["totals"])
+        if self._view is not None and "view" in state:
+            self._view.load_state_dict(state["view"])
+        self._count_open()
+
+
+@lru_cache(maxsize=256)
+def is_training_log(keys: tuple[Any, ...]) -> bool:
+    """Whether a log is of training, neither of an evaluation nor the closing one."""
+    return "train_loss" not in keys and not any(
+        isinstance(key, str) and key.startswith(("eval_", "test_")) for key in keys
+    )

@@ -1,32 +1,25 @@
-"""Stopping a run for a critical fault: after a checkpoint, and on every rank alike."""
+"""Stopping a run: after a checkpoint, and also where the trainer does not listen."""
 
-import logging
+from typing import Any
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_ext.callbacks._ranks import largest_over_ranks
-from trl_ext.callbacks._run import MonitoredRun
+from trl_ext.callbacks._frames import calling_handler
 from trl_ext.callbacks.stopping import TrainingStopped, ignores_control
-from trl_ext.monitor.alerts import Severity
-
-logger = logging.getLogger(__name__)
 
 
 class StopDecision:
-    """Taken at a log, asked for through `control`, and carried out by raising where the trainer ignores that."""
+    """Taken once, asked for through `control`, and carried out by raising where the trainer ignores that.
+
+    Take it from values that are equal on all ranks (`_ranks.py`).
+    """
 
     def __init__(self) -> None:
         self.taken: TrainingStopped | None = None
 
-    def decide(self, run: MonitoredRun, args: TrainingArguments, state: TrainerState) -> None:
-        """A collective: one rank may see what the others do not."""
-        if self.taken is not None:
-            return
-        severity = run.engine.severity
-        worst = largest_over_ranks(-1 if severity is None else severity.rank, args)
-        if worst >= Severity.CRITICAL.rank:
-            self.taken = TrainingStopped(run.note_stop(state.global_step))
-            logger.error("Saving a checkpoint, then stopping: %s", self.taken)
+    def take(self, reason: str) -> None:
+        if self.taken is None:
+            self.taken = TrainingStopped(reason)
 
     def ask(self, control: TrainerControl) -> TrainerControl:
         """Stock PPO reads `should_save` right after `on_step_end` and generates nothing before it, so that the stop
@@ -35,6 +28,19 @@ class StopDecision:
             control.should_save = control.should_training_stop = True
         return control
 
-    def to_raise(self, state: TrainerState) -> TrainingStopped | None:
-        """What `on_save` has to raise, if anything."""
-        return self.taken if ignores_control(state) else None
+    def must_raise(self, state: TrainerState) -> bool:
+        """Whether `on_save` has to raise, because the trainer would go on."""
+        return self.taken is not None and ignores_control(state)
+
+    def raise_after_the_others(
+        self, callback: TrainerCallback, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+        event: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Raises in `on_save`, once the callbacks behind `callback` have heard of the checkpoint, too."""
+        assert self.taken is not None
+        handler = calling_handler(callback)
+        callbacks = handler.callbacks if handler is not None else [callback]
+        place = next(i for i, other in enumerate(callbacks) if other is callback)
+        for other in callbacks[place + 1 :]:
+            other.on_save(args, state, control, **event)
+        raise self.taken

@@ -76,9 +76,9 @@ class RunFiles:
         self._alerts = LineFile(self.folder / ALERTS_FILE, self._warn)
         self.session = max(self._metrics.session, self._alerts.session)
 
-    def log(self, row: Row, extra: dict[str, float] | None = None) -> None:
-        """Appends one log; `extra` are numbers the trainer did not log, such as `system/rss_mb`."""
-        self._metrics.append(metrics_line(row, self.session, extra or {}))
+    def log(self, row: Row) -> None:
+        """Appends one log."""
+        self._metrics.append(metrics_line(row, self.session))
 
     def alert(self, alert: Alert, event: str) -> None:
         self._alerts.append(to_strict_json({"session": self.session, "event": event, **alert.to_dict()}))

@@ -3,14 +3,39 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
 from trl_ext.monitor.metrics import canonical_names
 
 _UNUSABLE = object()
-_NUMBERS = frozenset({float, int})
-_STRINGS = frozenset({str})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layout:
+    """What the keys of a log and the types of its values tell: worked out once for the thousands of logs alike.
+
+    Attributes:
+        keys: as logged.
+        types: of the values.
+        names: the canonical name of each key, `None` for one that another key says better.
+        every_name: no name is `None`.
+        numeric: all keys are strings and all values numbers of Python, as in nearly every log.
+    """
+
+    keys: tuple[Any, ...]
+    types: tuple[type, ...]
+    names: tuple[str | None, ...]
+    every_name: bool
+    numeric: bool
+
+
+@lru_cache(maxsize=256)
+def _layout(keys: tuple[Any, ...], types: tuple[type, ...]) -> Layout:
+    names = canonical_names(keys)
+    numeric = {float, int}.issuperset(types) and all(isinstance(key, str) for key in keys)
+    return Layout(keys, types, names, None not in names, numeric)
 
 
 @dataclass(slots=True)
@@ -22,7 +47,7 @@ class Row:
         nonfinite: NaN and infinities by canonical name.
         absent: canonical names that came as `None`, which means no data.
         logged: every scalar under the key it was logged with (number, bool, string or `None`).
-        plain: all of `logged` are finite numbers of Python, as in nearly every log.
+        plain: the layout of a log whose values all are finite numbers of Python, in the order of `logged`.
     """
 
     step: int
@@ -30,21 +55,21 @@ class Row:
     nonfinite: dict[str, float]
     absent: list[str]
     logged: dict[str, Any]
-    plain: bool = True
+    plain: Layout | None = None
 
 
 def read_row(step: int, logs: Mapping[str, Any]) -> Row:
     """Reads one log. Numbers may be Python's, NumPy's or torch's; what is not a scalar is left out."""
-    keys, values = tuple(logs), tuple(logs.values())
-    names = canonical_names(keys)
-    if _NUMBERS.issuperset(map(type, values)) and _STRINGS.issuperset(map(type, keys)) and _all_finite(values):
-        # nearly every log: no loop in Python, since a step pays for it
-        metrics: dict[Any, float] = dict(zip(names, values, strict=True))
-        metrics.pop(None, None)
-        return Row(step, metrics, {}, [], dict(logs))
-    row = Row(step, {}, {}, [], {}, plain=False)
-    for name, key, value in zip(names, keys, values, strict=True):
-        value = _scalar(value) if isinstance(key, str) else _UNUSABLE
+    values = tuple(logs.values())
+    layout = _layout(tuple(logs), tuple(map(type, values)))
+    if layout.numeric and _all_finite(values):  # no loop in Python, since a step pays for it
+        metrics: dict[Any, float] = dict(zip(layout.names, values, strict=True))
+        if not layout.every_name:
+            metrics.pop(None, None)
+        return Row(step, metrics, {}, [], dict(logs), layout)
+    row = Row(step, {}, {}, [], {})
+    for name, key, found in zip(layout.names, layout.keys, values, strict=True):
+        value: Any = _scalar(found) if isinstance(key, str) else _UNUSABLE
         if value is _UNUSABLE:
             continue
         row.logged[key] = value
@@ -60,16 +85,17 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
 
 
 def _all_finite(values: tuple[float, ...]) -> bool:
+    """Whether all are, by one sum; also false for numbers so large that their sum is infinite."""
     try:
-        return all(map(math.isfinite, values))
+        return math.isfinite(sum(values, 0.0))
     except OverflowError:  # an integer beyond every float
         return False
 
 
 def _scalar(value: Any) -> Any:
     """A plain number, bool, string or `None`; `_UNUSABLE` for anything else."""
-    if value is None:
-        return None
+    if value is None or type(value) is float:
+        return value
     if isinstance(value, str):
         return str(value)
     try:

@@ -1,14 +1,15 @@
 """What a run came to, in constant memory."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
-
-from trl_ext.monitor.rows import Row
 
 MAIN_METRICS = (
     "reward", "reward_std", "reward_with_kl", "kl_per_sequence", "kl_per_token", "entropy_per_token", "loss",
     "policy_loss", "value_loss", "explained_variance", "approx_kl", "ratio_mean", "clip_fraction", "grad_norm",
     "learning_rate", "completion_length", "truncated_fraction", "zero_std_fraction", "eval/loss", "eval/reward",
 )  # fmt: skip
+_BATCH = 64  # logs added up at once: in one go over a metric's values, which costs a third of one go over each log
 
 
 class RunSummary:
@@ -18,34 +19,38 @@ class RunSummary:
         self._logs = 0
         self._last_step = 0
         self._metrics: dict[str, dict[str, float]] = {}
+        self._waiting: list[Mapping[str, float]] = []
 
-    def add(self, row: Row) -> None:
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One log: `Row.metrics`, which must not change afterwards."""
         self._logs += 1
-        self._last_step = row.step
-        metrics = row.metrics
+        self._last_step = step
+        self._waiting.append(metrics)
+        if len(self._waiting) >= _BATCH:
+            self._add_up()
+
+    def _add_up(self) -> None:
         for name in MAIN_METRICS:
-            if name in metrics:
-                value = metrics[name]
-                seen = self._metrics.get(name)
-                if seen is None:
-                    self._metrics[name] = {
-                        "first": value, "last": value, "min": value, "max": value, "mean": value, "logs": 1
-                    }  # fmt: skip
-                    continue
-                seen["last"] = value
-                if value < seen["min"]:
-                    seen["min"] = value
-                elif value > seen["max"]:
-                    seen["max"] = value
-                seen["logs"] += 1
-                seen["mean"] += (value - seen["mean"]) / seen["logs"]
+            values = [metrics[name] for metrics in self._waiting if name in metrics]
+            if values:
+                first = {"first": values[0], "min": values[0], "max": values[0], "mean": 0.0, "logs": 0}
+                seen = self._metrics.setdefault(name, first)
+                seen["last"] = values[-1]
+                seen["min"] = min(seen["min"], *values)
+                seen["max"] = max(seen["max"], *values)
+                seen["logs"] += len(values)
+                seen["mean"] += sum(value - seen["mean"] for value in values) / seen["logs"]
+        self._waiting = []
 
     def to_dict(self) -> dict[str, Any]:
         """`{"logs", "last_step", "metrics": {name: {"first", "last", "min", "max", "mean", "logs"}}}`; a copy, JSON."""
+        self._add_up()
         metrics = {name: dict(seen) for name, seen in self._metrics.items()}
         return {"logs": self._logs, "last_step": self._last_step, "metrics": metrics}
 
     def load(self, state: dict[str, Any]) -> None:
         """From `to_dict`."""
         self._logs, self._last_step = state["logs"], state["last_step"]
-        self._metrics = {name: dict(seen) for name, seen in state["metrics"].items()}
+        self._metrics = {name: {k: math.nan if v is None else v for k, v in seen.items()}  # null: not finite
+                         for name, seen in state["metrics"].items()}  # fmt: skip
+        self._waiting = []

@@ -1,0 +1,49 @@
+"""Who calls a callback. Transformers hands neither the trainer nor its `CallbackHandler` to one.
+
+Both are found in the frames below: `CallbackHandler.call_event`, and the trainer's method that called the handler.
+Where that changes, nothing is found and what needs it is left out; `tests/contract/test_callback_order.py` would say so.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def calling_handler(callback: TrainerCallback) -> CallbackHandler | None:
+    """The handler that is calling `callback` now, `None` when somebody else does."""
+    for frame in _frames():
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler) and any(other is callback for other in handler.callbacks):
+            return handler
+    return None
+
+
+def calling_trainer(callback: TrainerCallback) -> Any:
+    """The trainer whose event `callback` is hearing now, `None` when somebody else calls."""
+    handler = calling_handler(callback)
+    for frame in _frames():
+        trainer = frame.f_locals.get("self")
+        if handler is not None and getattr(trainer, "callback_handler", None) is handler:
+            return trainer
+    return None
+
+
+def replaced_callback(new: TrainerCallback) -> Any:
+    """The callback in whose place Transformers is putting `new` (`restore_callback_states_from_checkpoint=True`), which
+    it builds from stored arguments: what JSON cannot hold is in the old one alone."""
+    for frame in _frames():
+        if frame.f_code.co_name == "_load_callback_state":
+            old = frame.f_locals.get("callback")
+            return old if type(old) is type(new) and old is not new else None
+    return None

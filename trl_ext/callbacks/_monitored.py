@@ -1,0 +1,151 @@
+"""The life of one monitor: begins with a training or resumes, observes, saves, ends. None of it ever raises."""
+
+import logging
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from trl_ext.callbacks._checkpoint_state import keep_one, kept_attributes, read_state, write_state
+from trl_ext.callbacks._facts import read_facts
+from trl_ext.callbacks._frames import calling_handler, calling_trainer, replaced_callback
+from trl_ext.callbacks._guard import never_raises
+from trl_ext.callbacks._options import MonitorOptions
+from trl_ext.callbacks._order import move_before_reporting
+from trl_ext.callbacks._ppo_view import PPOView
+from trl_ext.callbacks._ranks import largest_over_ranks
+from trl_ext.callbacks._run import MonitoredRun
+from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
+from trl_ext.callbacks._stop import StopDecision
+from trl_ext.monitor.alerts import Alert, Severity
+
+logger = logging.getLogger(__name__)
+
+# fp16's loss scaler skips a step whose gradient overflowed, so a NaN grad_norm now and then is its normal work
+_FP16_THRESHOLDS = {"nonfinite_metric.grad_norm_logs": 3}
+_PREFIX = "trl_ext"  # of what is added to the trainer's logs
+
+
+class MonitoredTraining(TrainerCallback, ExportableState):
+    """What a monitor does behind the trainer's events, which `MonitoringCallback` hears."""
+
+    def __init__(self, options: MonitorOptions):
+        self._options = options
+        self.slot = 0  # which of several monitors of a run this is, from 1; 0 before it is known
+        self._facts: dict[str, Any] = {}
+        self._run = self._new_run({})
+        self._untouched = self._run.engine.state_dict()
+        self._stop = StopDecision()
+        self._step = 0
+        self._restored: dict[str, Any] | None = None
+
+    def _new_view(self) -> PPOView | None:
+        return None
+
+    def _new_run(self, thresholds: Mapping[str, Any]) -> MonitoredRun:
+        engine = self._options.engine(thresholds, self._facts)
+        return MonitoredRun(engine, self._options.history_size, self._new_view())
+
+    def state(self) -> dict[str, Any]:
+        """For `trainer_state.json`: the arguments that JSON can hold, and the state of the run."""
+        return {"args": self._options.to_json(), "attributes": {"restored": self._record(self._step)}}
+
+    @property
+    def restored(self) -> dict[str, Any] | None:
+        """Set by Transformers, when asked to restore callbacks, on a new object built from stored arguments."""
+        return self._restored
+
+    @restored.setter
+    def restored(self, record: dict[str, Any] | None) -> None:
+        replaced = replaced_callback(self)
+        if replaced is not None:
+            # JSON holds no functions, and the user's variable names the old object: the two become one
+            self.__dict__ = replaced.__dict__
+        self._restored = record
+
+    def _record(self, step: int) -> dict[str, Any]:
+        return {"slot": self.slot or 1, "data": self._facts.get("data"), **self._run.state_dict(step)}
+
+    @never_raises
+    def _claim_slot(self) -> None:
+        self.slot = claim_slot(self, calling_handler(self), MonitoredTraining)
+
+    @never_raises
+    def _begin(self, args: TrainingArguments, state: TrainerState, event: dict[str, Any]) -> None:
+        self._stop = StopDecision()
+        self._run.finish(completed=False)  # of an earlier train() that raised
+        self.slot = self.slot or claim_late_slot(self, calling_handler(self), MonitoredTraining)
+        self._facts = read_facts(args, state, calling_trainer(self), **event)
+        self._run = self._new_run(_FP16_THRESHOLDS if args.fp16 else {})
+        self._run.engine.load_state_dict(self._untouched)  # rule instances may have seen an earlier run
+        self._resume(args, state)
+        keep_one(state, type(self).__name__, self.state())
+        move_before_reporting(self)
+        if state.is_world_process_zero:
+            gpu = args.device.index if args.device.type == "cuda" else None
+            self._run.start(self._folder(args), self._options.log_system_metrics, gpu)
+            # when training raises there is no on_train_end: written when this object goes, at the latest at exit
+            weakref.finalize(self, self._run.finish, completed=False)
+
+    def _resume(self, args: TrainingArguments, state: TrainerState) -> None:
+        restored, self._restored = self._restored, None
+        if state.global_step == 0:
+            return
+        kept = [restored, *(kept.get("restored") for kept in kept_attributes(state, type(self).__name__))]
+        stored = read_state(args, state, self.slot, kept)
+        if stored is not None:
+            self._step = state.global_step
+            self._run.load_state_dict(stored)
+            self._run.engine.set_facts({"data_before": stored.get("data")})
+            self._run.engine.resumed()
+
+    def _folder(self, args: TrainingArguments) -> Path:
+        handler = calling_handler(self)
+        others = [other for other in handler.callbacks if isinstance(other, MonitoredTraining)] if handler else []
+        taken = [other._wanted_folder(args) for other in others if 0 < other.slot < self.slot]
+        return own_folder(self._wanted_folder(args), self.slot, taken)
+
+    def _wanted_folder(self, args: TrainingArguments) -> Path:
+        return self._options.output_dir or Path(str(args.output_dir)) / "trl_ext"
+
+    @never_raises
+    def _observe(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
+        seen, prefix = logs, _PREFIX
+        if self.slot > 1:  # what the first one has added is nothing to judge
+            seen = {key: value for key, value in logs.items() if not str(key).startswith(_PREFIX)}
+            prefix = f"{_PREFIX}-{self.slot}"
+        news, added = self._run.observe(state.global_step, state.epoch, seen)
+        if isinstance(logs, dict):
+            for name, value in added.items():
+                logs.setdefault(f"{prefix}/{name}", value)
+        for alert in news:
+            if self._options.on_alert is not None and state.is_world_process_zero:
+                self._notify(alert)
+
+    @never_raises
+    def _notify(self, alert: Alert) -> None:
+        assert self._options.on_alert is not None
+        self._options.on_alert(alert)
+
+    def _decide(self, args: TrainingArguments, state: TrainerState) -> None:
+        """A collective: one rank may see what the others do not."""
+        if self._stop.taken is not None:
+            return
+        severity = self._run.engine.severity
+        worst = largest_over_ranks(-1 if severity is None else severity.rank, args)
+        if worst >= Severity.CRITICAL.rank:
+            self._stop.take(self._run.note_stop(state.global_step))
+            logger.error("Saving a checkpoint, then stopping: %s", self._stop.taken)
+
+    @never_raises
+    def _save(self, args: TrainingArguments, state: TrainerState) -> None:
+        if state.is_world_process_zero:
+            write_state(args, state, self._record(state.global_step))
+
+    @never_raises
+    def _finish(self, completed: bool) -> None:
+        self._run.conclude()
+        self._run.finish(completed)
