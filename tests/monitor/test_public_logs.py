@@ -138,7 +138,8 @@ def test_the_adam_report_is_healthy_in_both_columns():
     case = json.loads((DATA / "public_reports.json").read_text())["ppo_adam_reference_vs_aggressive"]
     for column in range(3):
         row = {
-            "policy/approxkl_avg": case["policy/approxkl"][column], "policy/clipfrac_avg": case["policy/clipfrac"][column],
+            "policy/approxkl_avg": case["policy/approxkl"][column],
+            "policy/clipfrac_avg": case["policy/clipfrac"][column],
             "val/ratio": case["ratio_mean"][column], "val/ratio_var": case["ratio_var"][column],
         }  # fmt: skip
         assert not replay((i, row) for i in range(20)).alerts

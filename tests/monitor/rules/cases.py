@@ -40,7 +40,8 @@ def change(at: int, before: Any, after: Any):
 
 
 def grpo(count: int, **metrics: Any) -> list[dict[str, Any]]:
-    usual: dict[str, Any] = {"reward": around(0.5, 0.1, 1), "reward_std": around(0.3, 0.03, 2), "frac_reward_zero_std": 0.1,
+    usual: dict[str, Any] = {"reward": around(0.5, 0.1, 1), "reward_std": around(0.3, 0.03, 2),
+                             "frac_reward_zero_std": 0.1,
                              "grad_norm": around(0.5, 0.05, 3), "learning_rate": 1e-6}  # fmt: skip
     return rows(count, **(usual | metrics))
 
@@ -98,7 +99,7 @@ CASES = [
     Case(
         "kl_spike",
         "warning",
-        rows(30, kl=change(12, lambda i: 0.02, lambda i: 0.8 if i == 12 else 0.02)),
+        rows(30, kl=change(12, lambda i: 0.02, lambda i: 1.2 if i == 12 else 0.02)),
         12,
         0,
         rows(30, kl=change(12, lambda i: 0.0001, lambda i: 0.01 if i == 12 else 0.0001)),

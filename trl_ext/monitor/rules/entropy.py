@@ -61,7 +61,7 @@ class EntropyExplosion(Rule):
     and still be nearly deterministic.
     Matters: the policy turns into noise; it usually ends in gibberish that no reward function was written for.
     Source: rllm#116 (healthy below 1 nat with clip-higher, 2 and rising is trouble). Default: twice the start and above
-    1 nat for ten logs in a row a warning, three times and above 2 an error.
+    1 nat for ten logs in a row a warning, three times and above 2 for five logs an error.
     """
 
     name = "entropy_explosion"
@@ -72,7 +72,7 @@ class EntropyExplosion(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._start = Start(int(limits["start_logs"]))
-        self._levels = Levels(dict.fromkeys(SEVERITIES, limits["logs"]))
+        self._levels = Levels({severity: limits[f"{severity}_logs"] for severity in SEVERITIES})
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("entropy_per_token")
@@ -92,7 +92,7 @@ class EntropyExplosion(Rule):
         return Finding(
             verdict, "entropy_per_token", value,
             f"entropy is {value:.3g} nats a token, {value / start:.2g} times its start ({start:.3g}), for "
-            f"{limits['logs']:g} logs in a row",
+            f"{limits[f'{verdict}_logs']:g} logs in a row",
             "1. learning_rate is too high: lower it. 2. The entropy bonus is too strong: lower entropy_coef, or "
             "epsilon_high. 3. Nothing holds the policy: raise kl_coef (PPO) or beta (GRPO, RLOO). 4. Importance ratios "
             "are off: see sampling_mismatch.",

@@ -47,6 +47,8 @@ class FrozenPolicy(Rule):
         if "grad_norm" in m:
             self._gradients.push(abs(m["grad_norm"]))
             needed = limits["gradient_logs_later" if self._gradients.value else "gradient_logs"]
+            if "reward" not in m:  # with a loss on given text every batch has a gradient
+                spread = m.get("loss", 0.0) > limits["loss"]
             if self._no_gradient.push(m["grad_norm"] == 0 and spread) >= needed:
                 return _finding("grad_norm", 0.0, "grad_norm is exactly 0 although rewards within the groups differ")
         kl, metric = m.get("kl_per_token"), "kl_per_token"

@@ -16,8 +16,9 @@ class AllTruncated(Rule):
     Sees: `completions/clipped_ratio`; in logs of older trainers, a mean length that is exactly the same whole number in
     ten logs (or the limit itself, where it is known).
     Matters: a truncated answer is scored for what it lacks; often all score alike, and no end is ever learnt.
-    Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs is an error; at once in a first
-    log that says that no group has a spread: later on, one full batch alone happens in healthy runs.
+    Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs is a
+    warning and for eight an error, since some models begin there and learn to be brief; an error at once in a first log
+    that says that no group has a spread (later on, one full batch alone happens in healthy runs).
     """
 
     name = "all_truncated"
@@ -39,18 +40,20 @@ class AllTruncated(Rule):
             at_once = first and share == 1 and no_spread and m.get("grad_norm") == 0
             if logs < (1 if at_once else self.limits["logs"]):
                 return Verdict.NO_DATA if logs else Verdict.HEALTHY
+            severity = Severity.ERROR if at_once or logs >= self.limits["error_logs"] else Severity.WARNING
             what, metric, value = f"{share:.0%} of the completions are cut off", "truncated_fraction", share
         elif length is not None:
             logs = self._same.push(length)
             at_limit = length == self.facts.get("max_completion_length", length)
             if logs < self.limits["same_length_logs"] or length != int(length) or not at_limit or length <= 1:
                 return Verdict.HEALTHY if logs == 1 else Verdict.NO_DATA
+            severity = Severity.ERROR
             what, metric, value = f"every completion is exactly {length:g} tokens long", "completion_length", length
         else:
             return Verdict.NO_DATA
         at = f" at {length:g} tokens on average" if length is not None and share is not None else ""
         return Finding(
-            Severity.ERROR, metric, value, f"{what}{at} for {logs} logs in a row: they run into the length limit",
+            severity, metric, value, f"{what}{at} for {logs} logs in a row: they run into the length limit",
             "1. max_completion_length (response_length for PPO) is too small for this model: raise it. 2. The model "
             "never ends: check eos_token against the chat template, and generation_config.eos_token_id. 3. The prompt "
             "asks for more than fits. Meanwhile mask_truncated_completions=True keeps them out of the loss.",

@@ -38,8 +38,8 @@ class RewardDrop(Rule):
     a run that gives a little back is left alone.
     Matters: a policy rarely finds its way back; the checkpoint of the peak is the one to keep.
     Source: no published range, so a change point against the run's own noise. Default: 2.5 standard deviations of a log
-    for medians of sixteen (their own noise is a third of one), or 1.7 for medians of 32, for eight logs a warning; an
-    error when the reward has fallen as far below its start, too.
+    for medians of sixteen (their own noise is a third of one), 3.5 for medians of eight or 1.7 for medians of 32, for
+    three logs a warning; an error when the reward has fallen as far below its start, too.
     """
 
     name = "reward_drop"
@@ -50,7 +50,7 @@ class RewardDrop(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         size = int(limits["stretch"])
-        self._recent, self._longer = Window(size), Window(2 * size)
+        self._shorter, self._recent, self._longer = Window(size // 2), Window(size), Window(2 * size)
         self._start = Start(size)
         self._noise = Window(window)  # of changes from log to log, which a trend does not enter
         self._last = Constant()
@@ -64,20 +64,22 @@ class RewardDrop(Rule):
         if self._last.value is not None:
             self._noise.push(abs(value - self._last.value))
         self._last.push(value)
-        self._start.push(value)
-        self._recent.push(value)
+        for window in (self._start, self._shorter, self._recent, self._longer):
+            window.push(value)
         start = self._start.level
         if start is None:
             return Verdict.NO_DATA
-        self._longer.push(value)
         self._peak.push(self._recent)
-        # a median absolute change is 0.954 standard deviations where logs are independent
-        noise = self._noise.median() / 0.954
-        drop = self._drop(self._recent, self._peak, start, noise, self.limits["deviations"])
         if len(self._longer) == self._longer.size:
             self._longer_peak.push(self._longer)
-            longer = self._drop(self._longer, self._longer_peak, start, noise, self.limits["longer_deviations"])
-            drop = drop or longer
+        limits = self.limits
+        # a median absolute change is 0.954 standard deviations where logs are independent
+        noise = self._noise.median() / 0.954
+        drop = (
+            self._drop(self._shorter, self._peak, start, noise, limits["shorter_deviations"])
+            or self._drop(self._recent, self._peak, start, noise, limits["deviations"])
+            or self._drop(self._longer, self._longer_peak, start, noise, limits["longer_deviations"])
+        )
         verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
         if drop is None or isinstance(verdict, Verdict):
             return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
