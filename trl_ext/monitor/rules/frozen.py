@@ -47,10 +47,11 @@ class FrozenPolicy(Rule):
         if "grad_norm" in m:
             self._gradients.push(abs(m["grad_norm"]))
             needed = limits["gradient_logs_later" if self._gradients.value else "gradient_logs"]
+            what = "rewards within the groups differ"
             if "reward" not in m:  # with a loss on given text every batch has a gradient
-                spread = m.get("loss", 0.0) > limits["loss"]
+                spread, what = m.get("loss", 0.0) > limits["loss"], "there is a loss"
             if self._no_gradient.push(m["grad_norm"] == 0 and spread) >= needed:
-                return _finding("grad_norm", 0.0, "grad_norm is exactly 0 although rewards within the groups differ")
+                return _finding("grad_norm", 0.0, f"grad_norm is exactly 0 although {what}")
         kl, metric = m.get("kl_per_token"), "kl_per_token"
         if kl is None:
             kl, metric = m.get("kl_per_sequence"), "kl_per_sequence"

@@ -239,7 +239,7 @@ class RewardFlat(Rule):
         self._judged.push(logs)
         gain, z = self._blocks.trend()
         if z > self.limits["min_z"] or not self._groups_differ.count:
-            return Verdict.HEALTHY
+            return Verdict.HEALTHY if z > self.limits["min_z"] + 1 else Verdict.NO_DATA
         return Finding(
             Severity.INFO, "reward", value,
             f"reward shows no upward trend over {logs} logs: {gain:+.2g} in all, {z:+.1f} standard deviations of the "

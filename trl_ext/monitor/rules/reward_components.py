@@ -46,12 +46,32 @@ def function_means(row: Row) -> dict[str, float]:
     return {name: metrics[metric] for name, metric in _functions_among(tuple(metrics))}
 
 
+class _Stillness(Constant):
+    """How often in a row the same number came, and how often at most before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0
+
+    def push(self, value: float) -> int:
+        if value != self.value:
+            self.longest = max(self.longest, self.count)
+        return super().push(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "longest": self.longest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.longest = int(state["longest"])
+
+
 class DeadRewardComponent(Rule):
     """A reward function gives exactly the same mean in every log.
 
     Sees: the mean of each function, and the whole reward where no function is logged (PPO). Exactly equal, ten logs in
-    a
-    row: a mean over many completions is never that by chance, unless the function has only that answer.
+    a row and three times as often as ever before: a mean over many completions is never that by chance, and a sparse
+    reward that rests at 0 now and then is not dead.
     Matters: it teaches nothing, whatever its weight. Zero or less says that no completion ever earned it (a format
     nobody satisfies, an answer that is never parsed): a warning. Above zero, all completions may have it already, and a
     penalty that is 0 was never due: an `info`.
@@ -65,7 +85,7 @@ class DeadRewardComponent(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._runs = Functions(Constant)
+        self._runs = Functions(_Stillness)
 
     def check(self, row: Row) -> Finding | Verdict:
         means = function_means(row)
@@ -76,7 +96,7 @@ class DeadRewardComponent(Rule):
         dead = {}
         for name, value in means.items():
             run = self._runs.get(name)
-            if run is not None and run.push(value) >= self.limits["logs"]:
+            if run is not None and run.push(value) >= max(self.limits["logs"], self.limits["times"] * run.longest):
                 dead[name] = value
         if not dead:
             return Verdict.HEALTHY
