@@ -40,7 +40,7 @@ REPORTS = {
     "grpo_all_truncated": {"all_truncated": "error"},
     "grpo_frozen_policy_multinode": {"frozen_policy": "error"},
     "grpo_kl_nan_reward_spread": {"nonfinite_metric": "critical"},
-    "grpo_unsloth_negative_rewards": {"dead_reward_component": "warning"},
+    "grpo_unsloth_negative_rewards": {"dead_reward_component": "info"},
     "grpo_transient_kl_spike": {"kl_spike": "warning"},
     "grpo_is_ratio_mismatch": {"sampling_mismatch": "error"},
     "dpo_nan_step2": {"nonfinite_metric": "critical"},

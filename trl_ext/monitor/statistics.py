@@ -167,6 +167,36 @@ class Streak(Statistic):
         self.count = int(state["count"])
 
 
+class Share(Statistic):
+    """A share of a few things, log after log: how many things there are, and how large the share usually is.
+
+    Args:
+        at_least: so many things there are for sure; more are told from the shares seen (0.125 is one of eight).
+    """
+
+    def __init__(self, at_least: int = 1):
+        self._at_least = self.parts = at_least
+        self._sum, self._count = 0.0, 0
+
+    def push(self, share: float, full_before: int = 0) -> None:
+        """One log that was not full, after `full_before` in a row that were."""
+        self._sum += finite(share) + full_before
+        self._count += 1 + full_before
+        for part in (share, 1 - share):
+            if part > 0.001:
+                self.parts = max(self.parts, min(round(1 / part), 64))
+
+    def chance(self, streak: int, parts: int) -> float:
+        """Of `streak` full logs of `parts` things each, if they are as usual (one half before anything was seen)."""
+        return ((self._sum + 1) / (self._count + 2)) ** (parts * streak)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": self.parts, "sum": self._sum, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.parts, self._sum, self._count = int(state["parts"]), finite(state["sum"]), int(state["count"])
+
+
 class Largest(Statistic):
     """The largest number so far, 0 before the first (for magnitudes)."""
 

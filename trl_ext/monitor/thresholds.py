@@ -29,13 +29,15 @@ _RATIO = "N implementation details: reference run 0.74 to 1.23 for single tokens
 
 THRESHOLDS: tuple[Threshold, ...] = (
     # numerics
-    Threshold("nonfinite_metric.grad_norm_logs", 1, "logs in a row", "without a loss scaler one NaN step ends a run; "
-              "with fp16 the callback sets 3, since the scaler skips single overflows"),
+    Threshold("nonfinite_metric.grad_norm_logs", 2, "logs in a row",
+              "a healthy public log has one; with fp16 the callback sets 3, since the scaler skips single overflows"),
     Threshold("loss_scale.share", 0.02, "of k ln 2",
               "an untouched policy is at ln 2 to four digits; bf16 adds a per cent"),
     Threshold("loss_scale.margin", 0.1, "implicit reward", "bf16 noise of a sum of log-probabilities, times beta"),
     Threshold("loss_scale.nats", 14, "nats",
               "ln of the largest vocabularies (256,000) is 12.5; above that no text lies"),
+    Threshold("loss_scale.grad_norm", 50, "norm",
+              "Transformers PR #35207 had 180 to 500; a healthy public log at 25 nats has 5"),
     Threshold("loss_scale.vocabulary_times", 1.2, "times ln(vocabulary)",
               "an untrained head is a little above ln(vocabulary)"),
     # setup
@@ -54,7 +56,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("kl_high.per_token_critical", 10, "nats a token", "as far as a random policy is from a language model"),
     Threshold("kl_high.logs", 3, "logs in a row", _IN_A_ROW),
     Threshold("kl_spike.per_sequence_floor", 20, "nats a sequence", "twice the band: one log of up to that is weather"),
-    Threshold("kl_spike.per_token_floor", 1, "nats a token", "twice the band: a healthy public log has one of 0.94"),
+    Threshold("kl_spike.per_token_floor", 2, "nats a token",
+              "healthy public logs of few completions have single logs of 1"),
     Threshold("kl_spike.per_sequence_error", 100, "nats a sequence", "kl_high.per_sequence_critical"),
     Threshold("kl_spike.per_token_error", 10, "nats a token", "kl_high.per_token_critical"),
     Threshold("kl_spike.times", 5, "times the median", "a factor, since the first logs have no noise to compare with"),
@@ -123,6 +126,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("reward_flat.logs", 96, "logs", "sixteen blocks of six or more; shorter runs cannot tell"),
     Threshold("reward_flat.every", 16, "logs", "how often it is judged"),
     Threshold("reward_flat.min_z", 2, "standard deviations", "Mann-Kendall, 2% one-sided"),
+    Threshold("dead_reward_component.warning_logs", 25, "logs in a row", "a hard reward may take a while to be earned"),
+    Threshold("dead_reward_component.times", 3, "times its longest rest before", "a sparse reward rests, too"),
     Threshold("dead_reward_component.logs", 10, "logs in a row", "unsloth#2291 has eleven"),
     Threshold("component_dominance.start_logs", 10, "logs", "a first level"),
     Threshold("component_dominance.length_times", 1.5, "times the start", "length has changed by more than its noise"),
@@ -155,6 +160,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     # lengths
     Threshold("all_truncated.share", 0.95, "of the completions", "DESIGN"),
     Threshold("all_truncated.logs", 3, "logs in a row", "a healthy public log has one"),
+    Threshold("all_truncated.chance", 1e-4, "probability",
+              "of the streak, if completions are cut off as often as before"),
     Threshold("all_truncated.error_logs", 8, "logs in a row", "some models begin there and learn to be brief"),
     Threshold("all_truncated.same_length_logs", 10, "logs in a row", "a mean over a batch is not whole by chance"),
     Threshold("eos_missing.logs", 3, "logs in a row", "DESIGN"),

@@ -99,7 +99,7 @@ CASES = [
     Case(
         "kl_spike",
         "warning",
-        rows(30, kl=change(12, lambda i: 0.02, lambda i: 1.2 if i == 12 else 0.02)),
+        rows(30, kl=change(12, lambda i: 0.02, lambda i: 3.0 if i == 12 else 0.02)),
         12,
         0,
         rows(30, kl=change(12, lambda i: 0.0001, lambda i: 0.01 if i == 12 else 0.0001)),
@@ -208,7 +208,7 @@ CASES = [
         grpo(30, **{"rewards/format/mean": 0.0}),
         0,
         9,
-        grpo(30, **{"rewards/format/mean": lambda i: 0.0 if i % 9 else 0.1}),
+        grpo(60, **{"rewards/format/mean": lambda i: 0.0 if i % 9 else 0.1}),
     ),
     Case(
         "component_dominance",
@@ -262,7 +262,8 @@ CASES = [
         grpo(60, frac_reward_zero_std=lambda i: 1.0 if i % 3 == 0 else 0.0),
     ),
     Case("frozen_policy", "error", grpo(9, grad_norm=0.0), 0, 1, grpo(9, grad_norm=0.0, reward_std=0.0)),
-    Case("frozen_policy", "error", grpo(30, kl=0.0), 0, 9, grpo(30, kl=lambda i: 1e-6 * i)),
+    Case("frozen_policy", "error", grpo(30, kl=0.0), 0, 9, grpo(30, kl=lambda i: 1e-6 * i), {"beta": 0.04}),
+    Case("frozen_policy", "info", grpo(30, kl=0.0), 0, 9, grpo(30)),
     Case(
         "frozen_policy",
         "error",

@@ -74,10 +74,28 @@ def test_a_masked_loss_is_explained():
     assert "loss shows 0" in verdict.message and "logging_nan_inf_filter" in verdict.message
 
 
-def test_under_a_loss_scaler_single_overflows_are_allowed_but_not_for_long():
-    rows = [{"grad_norm": g, "loss": 0.5} for g in (math.inf, 1.0, math.nan, math.nan, math.nan)]
-    assert fires(*rows, grad_norm_logs=3) == [False, False, False, False, True]
-    assert fires({"grad_norm": math.nan, "kl": math.nan}, grad_norm_logs=3) == [True]
+OVERFLOWS = [{"grad_norm": g, "loss": 0.5} for g in (math.inf, 1.0, math.nan, math.nan, math.nan)]
+
+
+def severities(verdicts):
+    return [str(verdict.severity) if isinstance(verdict, Finding) else None for verdict in verdicts]
+
+
+def test_a_gradient_alone_is_a_warning_until_the_next_log():
+    assert severities(judge(*OVERFLOWS)) == ["warning", None, "warning", "critical", "critical"]
+
+
+@pytest.mark.parametrize("row", [{"loss": 0.0}, {}, {"loss": 1.0, "kl": math.nan}])
+def test_a_gradient_is_critical_at_once_beside_a_masked_loss_or_another_number_that_is_none(row):
+    assert severities(judge({"grad_norm": math.nan, **row})) == ["critical"]
+
+
+def test_under_a_loss_scaler_single_overflows_are_not_mentioned_but_not_for_long():
+    rule = RULES["nonfinite_metric"]({"grad_norm_logs": 3})
+    rule.facts = {"fp16": True}
+    verdicts = [rule.check(read_row(step, row)) for step, row in enumerate(OVERFLOWS)]
+    assert severities(verdicts) == [None, None, None, None, "critical"]
+    assert severities([rule.check(read_row(9, {"grad_norm": math.nan, "kl": math.nan}))]) == ["critical"]
 
 
 def test_advice_follows_what_is_lost():

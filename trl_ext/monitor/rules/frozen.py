@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.rules.kl import kl_of
 from trl_ext.monitor.statistics import Constant, Largest, Streak
 
 
@@ -16,8 +17,9 @@ class FrozenPolicy(Rule):
     that is the same to the last digit three times.
     Matters: the GPUs work, the curves are drawn, and nothing is learnt.
     Source: ms-swift#5890 (two logs); a public DPO log with 400 identical rows. Default: two logs in a row for (1),
-    twenty where there have been gradients before (a task nearly solved has such stretches); three for (3); ten for (2),
-    since with bf16 weights and a tiny learning rate a few updates can vanish in rounding.
+    twenty where there have been gradients before or a loss (a task nearly solved has such stretches); three for (3);
+    ten for (2), since with bf16 weights and a tiny learning rate a few updates can vanish in rounding. (2) is an `info`
+    where the KL is a mean per token and beta is not known: with beta=0 some front ends log 0.
     """
 
     name = "frozen_policy"
@@ -46,21 +48,21 @@ class FrozenPolicy(Rule):
         spread = m.get("reward_std", 0.0) > 0 and m.get("zero_std_fraction", 0.0) < 1
         if "grad_norm" in m:
             self._gradients.push(abs(m["grad_norm"]))
-            needed = limits["gradient_logs_later" if self._gradients.value else "gradient_logs"]
+            quiet = m.get("loss", 0.0) == 0 or kl_of(row)[1] == 0
+            needed = limits["gradient_logs" if quiet and self._gradients.value == 0 else "gradient_logs_later"]
             what = "rewards within the groups differ"
             if "reward" not in m:  # with a loss on given text every batch has a gradient
                 spread, what = m.get("loss", 0.0) > limits["loss"], "there is a loss"
             if self._no_gradient.push(m["grad_norm"] == 0 and spread) >= needed:
                 return _finding("grad_norm", 0.0, f"grad_norm is exactly 0 although {what}")
-        kl, metric = m.get("kl_per_token"), "kl_per_token"
-        if kl is None:
-            kl, metric = m.get("kl_per_sequence"), "kl_per_sequence"
+        unit, kl = kl_of(row)
         if kl is not None and "reward" in m:
-            trains = m.get("grad_norm", 1.0) > 0
-            if self._no_distance.push(abs(kl) <= limits["kl"] and trains) >= limits["kl_logs"]:
-                logs = self._no_distance.count
+            logs = self._no_distance.push(abs(kl) <= limits["kl"] and m.get("grad_norm", 1.0) > 0)
+            if logs >= limits["kl_logs"]:
+                # where the coefficient is 0 some front ends log a KL of 0 that nobody computed
+                known = unit == "sequence" or self.facts.get("beta", 0) > 0
                 what = f"the KL to the reference is {kl:.1g} in {logs} logs in a row, in spite of gradients"
-                return _finding(metric, kl, what)
+                return _finding(f"kl_per_{unit}", kl, what, Severity.ERROR if known else Severity.INFO)
         if "rewards/margins" in m:
             still = m["rewards/margins"] == 0 and m.get("rewards/chosen", 0.0) == 0
             if self._no_margin.push(still) >= limits["margin_logs"]:
@@ -76,9 +78,9 @@ class FrozenPolicy(Rule):
         )
 
 
-def _finding(metric: str, value: float, what: str) -> Finding:
+def _finding(metric: str, value: float, what: str, severity: Severity = Severity.ERROR) -> Finding:
     return Finding(
-        Severity.ERROR, metric, value, f"nothing is being trained: {what}",
+        severity, metric, value, f"nothing is being trained: {what}",
         "1. The optimizer does not hold the model's parameters: it was built before PEFT, or for another copy (look at "
         "sum(p.requires_grad for p in model.parameters())). 2. All parameters are frozen, or gradients are cut by a "
         "no_grad or a detached loss. 3. learning_rate is so small that bf16 weights round it away: raise it, or keep "

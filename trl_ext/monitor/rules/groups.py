@@ -2,39 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.statistics import Statistic, Streak, Window, finite
-
-
-class _Usual(Statistic):
-    """How many groups a log has, by the fractions seen, and how many of them usually have no spread."""
-
-    def __init__(self) -> None:
-        self.groups = 1
-        self._sum, self._count = 0.0, 0
-
-    @property
-    def share(self) -> float:
-        """One half before anything was seen."""
-        return (self._sum + 1) / (self._count + 2)
-
-    def push(self, fraction: float, full: int) -> None:
-        """One log, after `full` logs in which no group had a spread."""
-        self._sum += fraction + full
-        self._count += 1 + full
-        for part in (fraction, 1 - fraction):
-            if part > 0.001:
-                self.groups = max(self.groups, min(round(1 / part), 64))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"groups": self.groups, "sum": self._sum, "count": self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.groups, self._sum, self._count = int(state["groups"]), finite(state["sum"]), int(state["count"])
+from trl_ext.monitor.statistics import Share, Streak, Window
 
 
 class ZeroSignal(Rule):
@@ -55,7 +27,7 @@ class ZeroSignal(Rule):
         super().__init__(limits, window)
         self._all = Streak()
         self._recent = Window(int(limits["warning_logs"]))
-        self._usual = _Usual()
+        self._usual = Share(at_least=1)
 
     def check(self, row: Row) -> Finding | Verdict:
         fraction, metric = row.metrics.get("zero_std_fraction"), "zero_std_fraction"
@@ -71,8 +43,8 @@ class ZeroSignal(Rule):
             self._usual.push(fraction, before)
         full = len(self._recent) == self._recent.size
         level = self._recent.sum() / len(self._recent)
-        groups = self.facts.get("groups_per_log") or self._usual.groups
-        if streak >= self.limits["error_logs"] and self._usual.share ** (groups * streak) < self.limits["chance"]:
+        groups = self.facts.get("groups_per_log") or self._usual.parts
+        if streak >= self.limits["error_logs"] and self._usual.chance(streak, groups) < self.limits["chance"]:
             severity, share = Severity.ERROR, fraction
         elif full and level >= self.limits["warning"] + 1.5 / math.sqrt(len(self._recent) * groups):
             severity, share = Severity.WARNING, level  # by three standard deviations of a coin thrown for each group

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Constant, Start, Streak, Window
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Constant, Share, Start, Streak, Window
 
 SEVERITIES = (Severity.WARNING, Severity.ERROR)
 
@@ -16,9 +16,9 @@ class AllTruncated(Rule):
     Sees: `completions/clipped_ratio`; in logs of older trainers, a mean length that is exactly the same whole number in
     ten logs (or the limit itself, where it is known).
     Matters: a truncated answer is scored for what it lacks; often all score alike, and no end is ever learnt.
-    Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs is a
-    warning and for eight an error, since some models begin there and learn to be brief; an error at once in a first log
-    that says that no group has a spread (later on, one full batch alone happens in healthy runs).
+    Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs, or as
+    many as chance cannot explain where a log has few completions, is a warning; eight are an error, since some models
+    begin there and learn to be brief; an error at once in a first log that says that no group has a spread.
     """
 
     name = "all_truncated"
@@ -29,16 +29,22 @@ class AllTruncated(Rule):
         super().__init__(limits, window)
         self._full, self._same = Streak(), Constant()
         self._logs = Streak()
+        self._usual = Share(at_least=4)  # a group has at least two completions, nearly always four or more
 
     def check(self, row: Row) -> Finding | Verdict:
         m = row.metrics
         share, length = m.get("truncated_fraction"), m.get("completion_length")
         if share is not None:
+            before = self._full.count
             logs = self._full.push(share >= self.limits["share"])
+            if logs == 0:
+                self._usual.push(share, before)
             first = self._logs.push(True) == logs  # nothing else has been seen yet
             no_spread = m.get("zero_std_fraction") == 1 or m.get("reward_std") == 0
             at_once = first and share == 1 and no_spread and m.get("grad_norm") == 0
-            if logs < (1 if at_once else self.limits["logs"]):
+            completions = self.facts.get("completions_per_log") or self._usual.parts
+            unlikely = logs >= self.limits["logs"] and self._usual.chance(logs, completions) < self.limits["chance"]
+            if not (at_once or unlikely):
                 return Verdict.NO_DATA if logs else Verdict.HEALTHY
             severity = Severity.ERROR if at_once or logs >= self.limits["error_logs"] else Severity.WARNING
             what, metric, value = f"{share:.0%} of the completions are cut off", "truncated_fraction", share

@@ -19,7 +19,8 @@ class LossScale(Rule):
     accumulation steps. A model that knows nothing has ln(vocabulary) in SFT; far above that no text can lie.
     Matters: gradients are k times too large, which the learning rate was not chosen for.
     Source: Transformers PR #35207 (22.6 where 2 to 3 is usual). Default: within 2% of k ln 2 for k of 2 to 256; above
-    14 nats (ln of a vocabulary of 1.2 million; ln of the true one times 1.2 where it is known). An error.
+    14 nats (ln of a vocabulary of 1.2 million; ln of the true one times 1.2 where it is known). An error;
+    a warning where a grad_norm below 50 says that gradients are as usual (a new head can start that high).
     """
 
     name = "loss_scale"
@@ -44,9 +45,9 @@ class LossScale(Rule):
         limit = self.limits["vocabulary_times"] * math.log(vocabulary) if vocabulary else self.limits["nats"]
         if loss <= limit or "accuracy" in row.metrics:  # a reward model's loss has no vocabulary
             return Verdict.HEALTHY
-        return _finding(
-            loss, f"the first loss is {loss:.3g} nats; a model that knows nothing has {limit:.3g} at most", steps
-        )
+        what = f"the first loss is {loss:.3g} nats; a model that knows nothing has {limit:.3g} at most"
+        steep = row.metrics.get("grad_norm", math.inf) > self.limits["grad_norm"]
+        return _finding(loss, what, steps, Severity.ERROR if steep else Severity.WARNING)
 
     def _preference(self, row: Row, loss: float, steps: int) -> Finding | Verdict:
         k = round(loss / LN2)
@@ -57,9 +58,9 @@ class LossScale(Rule):
         return _finding(loss, f"the first loss is {loss:.4g}, {k} times ln 2, which sigmoid DPO starts at", steps)
 
 
-def _finding(loss: float, what: str, steps: int) -> Finding:
+def _finding(loss: float, what: str, steps: int, severity: Severity = Severity.ERROR) -> Finding:
     return Finding(
-        Severity.ERROR, "loss", loss, f"{what}: it is summed over accumulation steps instead of averaged",
+        severity, "loss", loss, f"{what}: it is summed over accumulation steps instead of averaged",
         f"1. gradient_accumulation_steps (here {steps}): an older Transformers (4.46 to 4.47) with a model or "
         "compute_loss that ignores num_items_in_batch: upgrade. 2. The head is wrong for this tokenizer: was the "
         "model loaded whole, without 'newly initialized' warnings? 3. Only the log is wrong if the loss falls to its "

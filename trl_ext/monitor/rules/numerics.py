@@ -27,8 +27,9 @@ class NonfiniteMetric(Rule):
     was NaN, and `logging_nan_inf_filter` hides a NaN loss (0.0 on the first step), so the loss alone proves nothing.
     One reward function without a number is healthy (TRL: it does not apply to this batch) as long as another has one.
     Matters: the next update writes NaN into every weight, and PPO's next `generate` raises.
-    Source: TRL_FACTS; trl#1199, trl#1447, open-r1#704. Default: at once, `critical`; grad_norm alone may be allowed
-    some logs in a row (`grad_norm_logs`), since a loss scaler skips such a step.
+    Source: TRL_FACTS; trl#1199, trl#1447, open-r1#704. Default: at once, `critical`. A grad_norm alone, beside a loss
+    that is a number and not 0, is a warning at first and critical in the next log (`grad_norm_logs`): that step is done
+    either way, and where a loss scaler is at work it was skipped; with fp16 the first few are not mentioned at all.
     """
 
     name = "nonfinite_metric"
@@ -45,12 +46,13 @@ class NonfiniteMetric(Rule):
         streak = self._grad_norm_streak.push("grad_norm" in bad)
         if not bad:
             return Verdict.NO_DATA if _WATCHED.isdisjoint(row.metrics) else Verdict.HEALTHY
-        if set(bad) == {"grad_norm"} and streak < self.limits["grad_norm_logs"]:
+        alone = set(bad) == {"grad_norm"} and row.metrics.get("loss", 0) != 0 and streak < self.limits["grad_norm_logs"]
+        if alone and self.facts.get("fp16"):
             return Verdict.NO_DATA
         (metric, value), *others = bad.items()
         also = f" (also {', '.join(name for name, _ in others)})" if others else ""
         return Finding(
-            Severity.CRITICAL, metric, math.nan if value is None else value,
+            Severity.WARNING if alone else Severity.CRITICAL, metric, math.nan if value is None else value,
             f"{metric} is {_word(value)}{also}{_masked_loss(row, bad)}", _advice(set(bad)), {"metrics": list(bad)},
         )  # fmt: skip
 

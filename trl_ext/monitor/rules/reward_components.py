@@ -73,8 +73,8 @@ class DeadRewardComponent(Rule):
     a row and three times as often as ever before: a mean over many completions is never that by chance, and a sparse
     reward that rests at 0 now and then is not dead.
     Matters: it teaches nothing, whatever its weight. Zero or less says that no completion ever earned it (a format
-    nobody satisfies, an answer that is never parsed): a warning. Above zero, all completions may have it already, and a
-    penalty that is 0 was never due: an `info`.
+    nobody satisfies, an answer that is never parsed): an `info`, and a warning after 25 logs, since a hard reward may
+    take a while. Above zero, all completions may have it already, and a penalty that is 0 was never due: an `info`.
     Source: unsloth#2291 and a public GRPO log (two functions at -0.5 and -0.2 in all 300 rows).
     """
 
@@ -93,19 +93,21 @@ class DeadRewardComponent(Rule):
             means = {"": row.metrics["reward"]}
         if not means:
             return Verdict.NO_DATA
-        dead = {}
+        dead, logs = {}, 0
         for name, value in means.items():
             run = self._runs.get(name)
             if run is not None and run.push(value) >= max(self.limits["logs"], self.limits["times"] * run.longest):
                 dead[name] = value
+                logs = max(logs, run.count)
         if not dead:
             return Verdict.HEALTHY
         serious = {name: value for name, value in dead.items() if _never_earned(name, value)}
         name, value = min((serious or dead).items(), key=lambda item: item[1])
         listed = ", ".join(f"{name or 'the reward'} = {value:.4g}" for name, value in (serious or dead).items())
+        long = logs >= self.limits["warning_logs"]
         return Finding(
-            Severity.WARNING if serious else Severity.INFO, f"reward/{name}/mean" if name else "reward", value,
-            f"exactly the same mean for {self.limits['logs']:g} logs: {listed}",
+            Severity.WARNING if serious and long else Severity.INFO, f"reward/{name}/mean" if name else "reward", value,
+            f"exactly the same mean for {logs} logs: {listed}",
             "1. Call the function (of reward_funcs) on a completion that should earn it, and on one that should not. "
             "2. It may see another format than it parses: chat messages instead of text, a missing tag, a column with "
             "another name. 3. If all completions satisfy it already, drop it: it costs time and teaches nothing.",

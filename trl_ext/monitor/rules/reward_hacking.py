@@ -22,7 +22,7 @@ class RewardHackingSuspected(Rule):
 
     Sees, any of: (1) a measure that is not trained on falls while the reward rises: a reward function of weight 0, or a
     metric named gold, true, strict, oracle, held_out; (2) reward and length move as one: their changes from log to log
-    are correlated at 0.8 or more while the length has moved by a third; (3) the KL is past its band and the length has
+    are correlated at 0.8 or more while the length has grown by a third; (3) the KL is past its band and the length has
     doubled or halved while the reward rose.
     Matters: the run looks better the worse it gets.
     Source: arXiv 2210.10760 (over-optimisation); a public run whose strict accuracy went from 0.90 to 0.22 while the
@@ -108,7 +108,7 @@ class RewardHackingSuspected(Rule):
         unit, kl = kl_of(row)
         far = kl is not None and kl > self.limits[f"per_{unit}"] and moved > self.limits["length_times"]
         r = change_correlation(self._rewards.values(), self._lengths.values())
-        as_one = (r if times > 1 else -r) > self.limits["correlation"]
+        as_one = times > 1 and r > self.limits["correlation"]  # brevity may pay because cut-off answers are wrong
         verdict = self._levels.push(far or as_one)
         if isinstance(verdict, Verdict):
             return verdict

@@ -123,8 +123,9 @@ class Overfitting(Rule):
     """What was seen is learnt by heart, what was not gets worse.
 
     Sees: (1) the evaluation loss above its minimum by 5% in two evaluations in a row, or above its first value at once
-    by as much, while the training loss is below what it was at that minimum; (2) a training loss below a tenth of a nat
-    and of a fifth of its start, in the second epoch or later, for five logs.
+    by as much, while the training loss is below what it was at that minimum; (2) from the second epoch on, for five
+    logs, a training loss below a tenth of a nat, a fifth of its start, and half of what it was at the end of the first
+    epoch, when the text was new (an easy task is low by then).
     Matters: the best checkpoint is behind; from here on the model gets worse where it counts.
     Source: two public logs (SFT over six epochs; DPO on noise). Default: warning.
     """
@@ -137,6 +138,7 @@ class Overfitting(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._start, self._recent = Start(int(limits["start_logs"])), Window(8)
+        self._once = Window(8)  # losses of the first epoch: text seen for the first time
         self._best = _BestEvaluation()
         self._rises, self._small = Streak(), Streak()
 
