@@ -55,8 +55,9 @@ class Window(Statistic):
         """Oldest first."""
         return list(self._values)
 
-    def sum(self) -> float:
-        return math.fsum(self._values)
+    def mean(self) -> float:
+        """Of the numbers held. `ZeroDivisionError` when there are none."""
+        return math.fsum(self._values) / len(self._values)
 
     def median(self) -> float:
         """Of the numbers held. `IndexError` when there are none."""

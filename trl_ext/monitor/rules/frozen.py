@@ -57,7 +57,7 @@ class FrozenPolicy(Rule):
                 return _finding("grad_norm", 0.0, f"grad_norm is exactly 0 although {what}")
         unit, kl = kl_of(row)
         if kl is not None and "reward" in m:
-            logs = self._no_distance.push(abs(kl) <= limits["kl"] and m.get("grad_norm", 1.0) > 0)
+            logs = self._no_distance.push(abs(kl) <= limits[f"kl_per_{unit}"] and m.get("grad_norm", 1.0) > 0)
             if logs >= limits["kl_logs"]:
                 # where the coefficient is 0 some front ends log a KL of 0 that nobody computed
                 known = unit == "sequence" or self.facts.get("beta", 0) > 0

@@ -55,14 +55,14 @@ class GradNormSpike(Rule):
         self._logs.push(log)
         far = z > self.limits["min_z"] / easier
         self._hits.push(float(far))
-        hits = self._hits.sum()
+        hits = round(self._hits.mean() * len(self._hits))
         at_once = log - usual > math.log(self.limits["times_at_once"])
         if not far or not (at_once or hits >= self.limits["hits"] / easier):
             return Verdict.NO_DATA if hits else Verdict.HEALTHY
         return Finding(
             Severity.WARNING, "grad_norm", value,
             f"grad_norm is {value:.3g}, {math.exp(log - usual):.3g} times its median ({math.exp(usual):.3g}); "
-            f"{hits:.0f} such spikes in the last {len(self._hits)} logs",
+            f"{hits} such spikes in the last {len(self._hits)} logs",
             "1. Odd samples: look at the batch of this step (empty, very long or duplicated text). 2. learning_rate "
             "is too high, or the warm-up too short (warmup_steps). 3. Lower max_grad_norm to bound the damage.",
             {"median": math.exp(usual)},

@@ -42,7 +42,7 @@ class ZeroSignal(Rule):
         if streak == 0:
             self._usual.push(fraction, before)
         full = len(self._recent) == self._recent.size
-        level = self._recent.sum() / len(self._recent)
+        level = self._recent.mean()
         groups = self.facts.get("groups_per_log") or self._usual.parts
         if streak >= self.limits["error_logs"] and self._usual.chance(streak, groups) < self.limits["chance"]:
             severity, share = Severity.ERROR, fraction

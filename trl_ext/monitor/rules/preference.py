@@ -7,7 +7,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Statistic, Window
+from trl_ext.monitor.statistics import Largest, Statistic, Window
 
 LN2 = math.log(2)
 _CAUSES = ("nonfinite_metric", "preference_labels_masked")
@@ -119,7 +119,7 @@ class PreferenceMagnitude(Rule):
         self._sizes.push(max(abs(m["rewards/chosen"]), abs(m["rewards/rejected"])))
         if len(self._sizes) < self._sizes.size:
             return Verdict.NO_DATA
-        size, loss = self._sizes.median(), self._losses.sum() / len(self._losses)
+        size, loss = self._sizes.median(), self._losses.mean()
         if size <= self.limits["reward"] or loss <= LN2:
             return Verdict.HEALTHY
         spread = self._losses.quantile(1) - self._losses.quantile(0)
@@ -138,9 +138,10 @@ class PreferenceMagnitude(Rule):
 class PreferenceNoMovement(Rule):
     """The pairs are not being told apart, long after the warm-up.
 
-    Sees: over the last `window` logs the loss within 1% of ln 2 and margins below 0.02, at a learning rate above 0.
+    Sees: the median margin of the last `window` logs, at a learning rate above 0: below 0.001 after 25 logs past the
+    warm-up, or below 0.02 with a loss within 1% of ln 2 after 100 logs.
     Matters: the run looks calm and learns nothing.
-    Source: DESIGN ("never moves"). Default: after 100 logs past the warm-up, a warning.
+    Source: DESIGN ("never moves"); healthy public logs are past 0.005 by then. Default: a warning.
     """
 
     name = "preference_no_movement"
@@ -158,11 +159,13 @@ class PreferenceNoMovement(Rule):
             return Verdict.NO_DATA
         self._margins.push(m["rewards/margins"])
         self._losses.push(m["loss"])
-        if self._count.push(row) < self.limits["logs"]:
+        logs = self._count.push(row)
+        if logs < self.limits["still_logs"]:
             return Verdict.NO_DATA
         margin, loss = self._margins.median(), self._losses.median()
-        if abs(margin) > self.limits["margin"] or abs(loss - LN2) > self.limits["loss_share"] * LN2:
-            return Verdict.HEALTHY
+        slow = abs(margin) <= self.limits["margin"] and abs(loss - LN2) <= self.limits["loss_share"] * LN2
+        if not (abs(margin) <= self.limits["still_margin"] or (slow and logs >= self.limits["logs"])):
+            return Verdict.NO_DATA if slow else Verdict.HEALTHY
         return Finding(
             Severity.WARNING, "rewards/margins", m["rewards/margins"],
             f"{self._count.count} logs after the warm-up the margin is {margin:.2g} and the loss {loss:.4g}, still "
@@ -176,8 +179,8 @@ class PreferenceNoMovement(Rule):
 class PreferenceChance(Rule):
     """The accuracy stays at chance although the policy has moved.
 
-    Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) over the last `window` logs within 4% of
-    one half, after 100 logs past the warm-up.
+    Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) within 4% of one half: over the last
+    `window` logs, after 100 logs past the warm-up; or over the last 20 when it had been clearly above before.
     Matters: the labels are noise, or chosen and rejected are mixed up in half of the pairs.
     Source: DESIGN. Default: a warning.
     """
@@ -188,7 +191,8 @@ class PreferenceChance(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._recent = Window(window)
+        self._recent, self._latest = Window(window), Window(int(limits["lost_logs"]))
+        self._best = Largest()
         self._count = AfterWarmup()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -197,15 +201,22 @@ class PreferenceChance(Rule):
         if value is None:
             return Verdict.NO_DATA
         self._recent.push(value)
-        if self._count.push(row) < self.limits["logs"]:
+        self._latest.push(value)
+        logs = self._count.push(row)
+        if len(self._latest) < self._latest.size:
             return Verdict.NO_DATA
-        mean = self._recent.sum() / len(self._recent)
+        latest = self._latest.mean()
+        self._best.push(latest)
+        lost = self._best.value > 0.5 + self.limits["lost_distance"]
+        if not lost and logs < self.limits["logs"]:
+            return Verdict.NO_DATA
+        mean, count = (latest, len(self._latest)) if lost else (self._recent.mean(), len(self._recent))
         if abs(mean - 0.5) > self.limits["distance"]:
             return Verdict.HEALTHY
+        before = f", after {self._best.value:.3f} at its best" if lost else ""
         return Finding(
             Severity.WARNING, metric, value,
-            f"accuracy is at chance: {mean:.3f} on average over the last {len(self._recent)} of {self._count.count} "
-            "logs after the warm-up",
+            f"accuracy is at chance: {mean:.3f} on average over the last {count} logs{before}",
             "1. The labels: read twenty pairs and decide yourself which is better. 2. Chosen and rejected are swapped "
             "in a part of the data. 3. Exact ties count as wrong: are answers cut to the same text by max_length?",
             {"mean": mean},

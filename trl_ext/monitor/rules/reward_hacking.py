@@ -39,7 +39,7 @@ class RewardHackingSuspected(Rule):
         self._gold = Functions(lambda: Start(1))
         self._gold_streaks = Functions(Streak)
         self._reward_start, self._length_start = Start(size), Start(size)
-        self._rewards, self._lengths = Window(32), Window(32)
+        self._rewards, self._lengths = Window(24), Window(24)
         self._levels = Levels({Severity.WARNING: limits["logs"]})
         self._reward_first = Start(1)
 
