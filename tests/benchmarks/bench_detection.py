@@ -80,10 +80,11 @@ def main() -> None:
     cases = [case for case in cases if options.only in case.name]
     results: table.Results = {judging.OURS: {case.name: judging.ours(case) for case in cases}}
     if options.peers:
-        logs = ({"name": case.name, "trainer": case.trainer, "rows": case.rows} for case in cases)
-        answers = peers.judge(peers.prepare(options.peers), logs)
+        logs = {id(case.rows): case for case in cases}  # a trace with three faults is one log
+        asked = ({"name": key, "trainer": case.trainer, "rows": case.rows} for key, case in logs.items())
+        answers = peers.judge(peers.prepare(options.peers), asked)
         for tool, version in peers.VERSIONS.items():
-            results[f"{tool} {version}"] = {case.name: answers[case.name, tool] for case in cases}
+            results[f"{tool} {version}"] = {case.name: answers[id(case.rows), tool] for case in cases}
 
     print("\n".join(table.summary(cases, results)))
     for group in table.GROUPS:

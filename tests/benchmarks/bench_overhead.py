@@ -24,7 +24,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 HISTORIES = (0, 10_000, 100_000)
-TIMED = 300  # logs at each history
+TIMED = {"trl_ext": 2000, "rlwatch": 2000}  # logs at each history
+TIMED_SLOW = 100  # of a peer that diagnoses its whole history every 25 logs
 GRPO = {
     "loss": 0.01, "grad_norm": 0.4, "learning_rate": 1e-6, "num_tokens": 1e6, "completions/mean_length": 200.0,
     "completions/min_length": 60.0, "completions/max_length": 400.0, "completions/clipped_ratio": 0.03,
@@ -109,10 +110,10 @@ def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
             gc.collect()
             grown = None if base is None else resident() - base
             times: list[int] = []
-            for _ in range(TIMED):
+            for _ in range(TIMED.get(tool, TIMED_SLOW)):
                 log(times)
             times.sort()
-            microseconds = {"median": times[len(times) // 2], "p99": times[-len(times) // 100],
+            microseconds = {"median": times[len(times) // 2], "p99": times[-max(1, len(times) // 100)],
                             "mean": statistics.fmean(times)}  # fmt: skip
             results.append({"history": history, "rss_mb": grown, **{k: v / 1000 for k, v in microseconds.items()}})
             if tool == "rlprobe":

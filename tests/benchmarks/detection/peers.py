@@ -41,7 +41,7 @@ def prepare(folder: Path) -> str:
     return str(python)
 
 
-def judge(python: str, logs: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list]:
+def judge(python: str, logs: Iterable[dict[str, Any]]) -> dict[tuple[Any, str], list]:
     """What each peer says of each log: `{(name, tool): [(step, severity, what, None), ...]}`.
 
     They never take back what they said.
