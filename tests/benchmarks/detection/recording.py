@@ -1,6 +1,5 @@
 """Trains a setting and keeps every log as the trainer wrote it, what the monitor said, and the facts it was told."""
 
-import copy
 import json
 import tempfile
 from pathlib import Path
@@ -13,13 +12,14 @@ from detection.tiny_runs import STEPS, Setting, build
 
 
 class Recorder(TrainerCallback):
-    """Keeps what the trainer logs. It comes before the monitor, which adds to the logs."""
+    """Keeps what the trainer logs, without what the monitor adds."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self.rows.append({"step": state.global_step, "logs": copy.copy(logs)})
+        own = {key: value for key, value in logs.items() if not key.startswith("trl_ext")}
+        self.rows.append({"step": state.global_step, "logs": own})
 
 
 def monitor() -> Any:
