@@ -198,20 +198,51 @@ class Share(Statistic):
         self.parts, self._sum, self._count = int(state["parts"]), finite(state["sum"]), int(state["count"])
 
 
-class Largest(Statistic):
-    """The largest number so far, 0 before the first (for magnitudes)."""
+class Noise(Statistic):
+    """The standard deviation of one number about its trend, from the changes between neighbours (von Neumann 1941).
 
-    def __init__(self) -> None:
-        self.value = 0.0
+    A trend or a step hardly enters, a number with two modes does as it should. The last `size` changes count most.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        self._last: float | None = None
+        self._mean, self._count = 0.0, 0  # of squared changes
+
+    def push(self, value: float) -> None:
+        value = finite(value)
+        if self._last is not None:
+            self._count = min(self._count + 1, self._size)
+            self._mean += ((value - self._last) ** 2 - self._mean) / self._count
+        self._last = value
+
+    @property
+    def value(self) -> float:
+        """0 before the second number."""
+        return math.sqrt(self._mean / 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self._last, "mean": self._mean, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last, self._mean, self._count = state["last"], finite(state["mean"]), int(state["count"])
+
+
+class Largest(Statistic):
+    """The largest number so far, `before` the first (0, for magnitudes)."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        self.value = before
 
     def push(self, value: float) -> None:
         self.value = max(self.value, finite(value))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
+        return {"value": self.value if isfinite(self.value) else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = finite(state["value"])
+        if state["value"] is not None:
+            self.value = finite(state["value"])
 
 
 class LowestLevel(Statistic):

@@ -205,10 +205,26 @@ CASES = [
     Case(
         "dead_reward_component",
         "warning",
-        grpo(30, **{"rewards/format/mean": 0.0}),
+        grpo(120, **{"rewards/format/mean": 0.0}),
         0,
         9,
         grpo(60, **{"rewards/format/mean": lambda i: 0.0 if i % 9 else 0.1}),
+    ),
+    Case(
+        "dead_reward_component",
+        "info",
+        grpo(120, reward=lambda i: 0.01 * i, **{"rewards/format/mean": 0.0}),
+        0,
+        9,
+        grpo(30, **{"rewards/format/mean": lambda i: 0.001 * i}),
+    ),
+    Case(
+        "dead_reward_component",
+        "warning",
+        rows(30, **{"objective/scores": 1.0}),
+        0,
+        9,
+        rows(30, **{"objective/scores": lambda i: 1.0 + 0.01 * (i % 2)}),
     ),
     Case(
         "component_dominance",

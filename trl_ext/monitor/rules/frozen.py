@@ -17,9 +17,10 @@ class FrozenPolicy(Rule):
     that is the same to the last digit three times.
     Matters: the GPUs work, the curves are drawn, and nothing is learnt.
     Source: ms-swift#5890 (two logs); a public DPO log with 400 identical rows. Default: two logs in a row for (1),
-    twenty where there have been gradients before or a loss (a task nearly solved has such stretches); three for (3);
-    ten for (2), since with bf16 weights and a tiny learning rate a few updates can vanish in rounding. (2) is an `info`
-    where the KL is a mean per token and beta is not known: with beta=0 some front ends log 0.
+    twenty where there have been gradients before or a loss (a task nearly solved has such stretches); ten for (3),
+    three without gradients; ten for (2), since with bf16 weights and a tiny learning rate a few updates can vanish in
+    rounding. (2) is an `info` where the KL is a mean per token and beta is not known: with beta=0 some front ends log
+    0.
     """
 
     name = "frozen_policy"
@@ -65,7 +66,8 @@ class FrozenPolicy(Rule):
                 return _finding(f"kl_per_{unit}", kl, what, Severity.ERROR if known else Severity.INFO)
         if "rewards/margins" in m:
             still = m["rewards/margins"] == 0 and m.get("rewards/chosen", 0.0) == 0
-            if self._no_margin.push(still) >= limits["margin_logs"]:
+            needed = limits["margin_logs" if m.get("grad_norm") == 0 else "margin_logs_rounded"]
+            if self._no_margin.push(still) >= needed:
                 return _finding("rewards/margins", 0.0, "the implicit rewards and their margin are exactly 0")
         moving = self._no_gradient.count == self._no_distance.count == self._no_margin.count == 0
         return Verdict.HEALTHY if moving else Verdict.NO_DATA

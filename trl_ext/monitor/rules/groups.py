@@ -15,7 +15,8 @@ class ZeroSignal(Rule):
     Sees: `frac_reward_zero_std`; where it is not logged (GRPO up to 0.17), a `reward_std` of exactly 0.
     Matters: such a group gives no gradient at all.
     Source: TRL_FACTS, DESIGN. Default: 95% of the groups for three logs in a row is an error, or for as many as chance
-    cannot explain: with one or two groups a log, an easy prompt or two fill it now and then. Half of the groups on
+    cannot explain: with one or two groups a log, an easy prompt or two fill it now and then. Fewer than 24 groups in
+    all are a warning. Half of the groups on
     average over twenty logs is a warning.
     """
 
@@ -45,7 +46,8 @@ class ZeroSignal(Rule):
         level = self._recent.mean()
         groups = self.facts.get("groups_per_log") or self._usual.parts
         if streak >= self.limits["error_logs"] and self._usual.chance(streak, groups) < self.limits["chance"]:
-            severity, share = Severity.ERROR, fraction
+            many = streak * groups >= self.limits["error_groups"]
+            severity, share = Severity.ERROR if many else Severity.WARNING, fraction
         elif full and level >= self.limits["warning"] + 1.5 / math.sqrt(len(self._recent) * groups):
             severity, share = Severity.WARNING, level  # by three standard deviations of a coin thrown for each group
         else:

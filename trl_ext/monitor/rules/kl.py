@@ -97,9 +97,8 @@ class KLSpike(Rule):
         self._history.push(value)
         if z < self.limits["min_z"]:
             return Verdict.HEALTHY
-        severity = Severity.ERROR if value > self.limits[f"per_{unit}_error"] else Severity.WARNING
         return Finding(
-            severity, f"kl_per_{unit}", value,
+            Severity.WARNING, f"kl_per_{unit}", value,
             f"KL to the reference jumped to {value:.3g} nats a {unit}, from {usual:.3g} (median of "
             f"{len(self._history) - 1} logs)",
             "Look at the completions of this very step. 1. One odd batch (truncated or empty completions): nothing to "

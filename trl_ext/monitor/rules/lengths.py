@@ -14,7 +14,7 @@ class AllTruncated(Rule):
     """Practically every completion runs into the length limit.
 
     Sees: `completions/clipped_ratio`; in logs of older trainers, a mean length that is exactly the same whole number in
-    ten logs (or the limit itself, where it is known).
+    ten logs, and is the limit where that is known (an error after 25).
     Matters: a truncated answer is scored for what it lacks; often all score alike, and no end is ever learnt.
     Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs, or as
     many as chance cannot explain where a log has few completions, is a warning; eight are an error, since some models
@@ -53,7 +53,7 @@ class AllTruncated(Rule):
             at_limit = length == self.facts.get("max_completion_length", length)
             if logs < self.limits["same_length_logs"] or length != int(length) or not at_limit or length <= 1:
                 return Verdict.HEALTHY if logs == 1 else Verdict.NO_DATA
-            severity = Severity.ERROR
+            severity = Severity.ERROR if logs >= self.limits["same_length_error_logs"] else Severity.WARNING
             what, metric, value = f"every completion is exactly {length:g} tokens long", "completion_length", length
         else:
             return Verdict.NO_DATA

@@ -2,44 +2,25 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Constant, Largest, Start, Statistic, Streak, Window
-
-
-class Peak(Statistic):
-    """The highest median a window has had, and the scale it had then."""
-
-    def __init__(self) -> None:
-        self.location = -math.inf
-        self.scale = 0.0
-
-    def push(self, window: Window) -> None:
-        if window.median() > self.location:
-            self.location, self.scale = window.median(), MAD_TO_SIGMA * window.mad()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"location": None if self.location == -math.inf else self.location, "scale": self.scale}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.location = -math.inf if state["location"] is None else state["location"]
-        self.scale = state["scale"]
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Largest, Noise, Start, Streak, Window
 
 
 class RewardDrop(Rule):
     """The reward has lost most of what it had gained, or more than that.
 
-    Sees: the median of the last sixteen logs against the highest such median of the run, in units of the noise of one
-    log. Two conditions: the drop is far outside the noise, and it is at least half of the gain since the start, so that
-    a run that gives a little back is left alone.
+    Sees: the mean of the last sixteen logs against the highest such mean of the run, in units of the noise of one log.
+    Two conditions: the drop is far outside the noise, and it is at least half of the gain since the start, so that a
+    run that gives a little back is left alone.
     Matters: a policy rarely finds its way back; the checkpoint of the peak is the one to keep.
     Source: no published range, so a change point against the run's own noise. Default: 2.5 standard deviations of a log
-    for medians of sixteen (their own noise is a third of one), 3.5 for medians of eight or 1.7 for medians of 32, for
-    three logs a warning; an error when the reward has fallen as far below its start, too.
+    for means of sixteen (their own noise is a quarter of one), 3 for means of eight or 1.7 for means of 32, for three
+    logs a warning; an error when the reward has fallen as far below its start, too.
     """
 
     name = "reward_drop"
@@ -52,61 +33,53 @@ class RewardDrop(Rule):
         size = int(limits["stretch"])
         self._shorter, self._recent, self._longer = Window(size // 2), Window(size), Window(2 * size)
         self._start = Start(size)
-        self._noise = Window(window)  # of changes from log to log, which a trend does not enter
-        self._last = Constant()
-        self._peak, self._longer_peak = Peak(), Peak()
+        self._noise = Noise(window)
+        self._peak, self._longer_peak = Largest(-math.inf), Largest(-math.inf)
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("reward")
         if value is None:
             return Verdict.NO_DATA
-        if self._last.value is not None:
-            self._noise.push(abs(value - self._last.value))
-        self._last.push(value)
-        for window in (self._start, self._shorter, self._recent, self._longer):
-            window.push(value)
+        for statistic in (self._noise, self._start, self._shorter, self._recent, self._longer):
+            statistic.push(value)
         start = self._start.level
         if start is None:
             return Verdict.NO_DATA
-        self._peak.push(self._recent)
-        if len(self._longer) == self._longer.size:
-            self._longer_peak.push(self._longer)
+        self._peak.push(self._recent.mean())
         limits = self.limits
-        # a median absolute change is 0.954 standard deviations where logs are independent
-        noise = self._noise.median() / 0.954
-        drop = (
-            self._drop(self._shorter, self._peak, start, noise, limits["shorter_deviations"])
-            or self._drop(self._recent, self._peak, start, noise, limits["deviations"])
-            or self._drop(self._longer, self._longer_peak, start, noise, limits["longer_deviations"])
+        drop = self._drop(self._shorter, self._peak, start, limits["shorter_deviations"]) or self._drop(
+            self._recent, self._peak, start, limits["deviations"]
         )
+        if len(self._longer) == self._longer.size:
+            self._longer_peak.push(self._longer.mean())
+            drop = drop or self._drop(self._longer, self._longer_peak, start, limits["longer_deviations"])
         verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
         if drop is None or isinstance(verdict, Verdict):
             return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
+        noise = self._noise.value
         return Finding(
             verdict, "reward", value,
-            f"reward fell to {drop.level:.3g} (median of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
-            f"{start:.3g}, and one log varies by {drop.noise:.2g}",
+            f"reward fell to {drop.level:.3g} (mean of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
+            f"{start:.3g}, and one log varies by {noise:.2g}",
             "Go back to the checkpoint of the peak. 1. learning_rate is too high for this late a stage: lower it, or "
             "let it decay. 2. The policy left the reference: look at the KL, raise kl_coef (PPO) or beta (GRPO, "
             "RLOO). 3. The data or the reward function changed on the way.",
-            {"peak": drop.peak, "level": drop.level, "start": start, "noise": drop.noise},
+            {"peak": drop.peak, "level": drop.level, "start": start, "noise": noise},
         )  # fmt: skip
 
-    def _drop(self, recent: Window, peak: Peak, start: float, noise: float, deviations: float) -> "_Drop | None":
-        level, gain = recent.median(), peak.location - start
-        noise = max(noise, peak.scale)
-        far = max(deviations * noise, 0.01 * abs(peak.location), self.limits["share"] * gain)
-        if peak.location - level <= far:
+    def _drop(self, recent: Window, peak: Largest, start: float, deviations: float) -> "_Drop | None":
+        level, gain = recent.mean(), peak.value - start
+        far = max(deviations * self._noise.value, 0.01 * abs(peak.value), self.limits["share"] * gain)
+        if peak.value - level <= far:
             return None
-        below = start - level > max(self.limits["deviations"] * noise, 0.5 * gain)
-        return _Drop(level, peak.location, noise, len(recent), below)
+        below = start - level > max(self.limits["deviations"] * self._noise.value, 0.5 * gain)
+        return _Drop(level, peak.value, len(recent), below)
 
 
 class _Drop(NamedTuple):
     level: float
     peak: float
-    noise: float
     logs: int
     below_start: bool
 

@@ -1,5 +1,6 @@
 """Several reward functions in one run."""
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.statistics import Constant, Start, Statistic, Streak, Window
+from trl_ext.monitor.statistics import Constant, Noise, Start, Statistic, Streak, Window
 
 MOST_FUNCTIONS = 64  # that are followed: more are no reward functions but a mistake
 _PENALTIES = ("penalty", "punish", "overlong", "cost", "violation", "toxic", "repet")
@@ -72,9 +73,10 @@ class DeadRewardComponent(Rule):
     Sees: the mean of each function, and the whole reward where no function is logged (PPO). Exactly equal, ten logs in
     a row and three times as often as ever before: a mean over many completions is never that by chance, and a sparse
     reward that rests at 0 now and then is not dead.
-    Matters: it teaches nothing, whatever its weight. Zero or less says that no completion ever earned it (a format
-    nobody satisfies, an answer that is never parsed): an `info`, and a warning after 25 logs, since a hard reward may
-    take a while. Above zero, all completions may have it already, and a penalty that is 0 was never due: an `info`.
+    Matters: it teaches nothing, whatever its weight. An `info`; a warning when it is 0 or less after 96 logs (no
+    completion ever earned it: a format nobody satisfies, an answer that is never parsed) in a run that does not gain
+    from its other functions either. Above zero, all completions may have it already, and a penalty that is 0 was never
+    due.
     Source: unsloth#2291 and a public GRPO log (two functions at -0.5 and -0.2 in all 300 rows).
     """
 
@@ -86,6 +88,8 @@ class DeadRewardComponent(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._runs = Functions(_Stillness)
+        self._start, self._recent = Start(int(limits["logs"])), Window(16)
+        self._noise = Noise(window)
 
     def check(self, row: Row) -> Finding | Verdict:
         means = function_means(row)
@@ -99,20 +103,32 @@ class DeadRewardComponent(Rule):
             if run is not None and run.push(value) >= max(self.limits["logs"], self.limits["times"] * run.longest):
                 dead[name] = value
                 logs = max(logs, run.count)
+        gained = self._gained(row.metrics.get("reward"))
         if not dead:
             return Verdict.HEALTHY
         serious = {name: value for name, value in dead.items() if _never_earned(name, value)}
         name, value = min((serious or dead).items(), key=lambda item: item[1])
         listed = ", ".join(f"{name or 'the reward'} = {value:.4g}" for name, value in (serious or dead).items())
-        long = logs >= self.limits["warning_logs"]
+        # where nothing but the whole reward is logged there is nothing else to learn from
+        matters = bool(serious) and (not name or (logs >= self.limits["warning_logs"] and not gained))
         return Finding(
-            Severity.WARNING if serious and long else Severity.INFO, f"reward/{name}/mean" if name else "reward", value,
+            Severity.WARNING if matters else Severity.INFO, f"reward/{name}/mean" if name else "reward", value,
             f"exactly the same mean for {logs} logs: {listed}",
             "1. Call the function (of reward_funcs) on a completion that should earn it, and on one that should not. "
             "2. It may see another format than it parses: chat messages instead of text, a missing tag, a column with "
             "another name. 3. If all completions satisfy it already, drop it: it costs time and teaches nothing.",
             {"functions": list(dead)},
         )  # fmt: skip
+
+    def _gained(self, reward: float | None) -> bool:
+        """Whether the run learns from its other functions."""
+        if reward is None:
+            return False
+        for statistic in (self._start, self._recent, self._noise):
+            statistic.push(reward)
+        start = self._start.level
+        # three standard errors of the difference of two means of sixteen
+        return start is not None and self._recent.mean() - start > 3 * self._noise.value * math.sqrt(2 / 16)
 
 
 def _never_earned(name: str, value: float) -> bool:
@@ -123,7 +139,7 @@ class ComponentDominance(Rule):
     """One reward function carries the whole reward, and what it pays for is length.
 
     Sees: two or more functions; one of them rises with nearly all of the total, another is dead at 0 or falls, and the
-    completions have grown or shrunk by half. That one function moves most is healthy as long as length stays.
+    completions have grown by half. That one function moves most is healthy as long as length stays.
     Matters: the cheapest way to more reward wins; the function that measures the task no longer counts.
     Source: a constructed public report (a length bonus from 0.1 to 1.0 with correctness 0). Default: ten logs, a
     warning.
@@ -163,9 +179,8 @@ class ComponentDominance(Rule):
         others = [(start, level) for other, (start, level) in gains.items() if other != name]
         idle = all(level - start <= 0.05 * gain for start, level in others)
         worthless = any(level == start == 0 or level < start - 0.1 * gain for start, level in others)
-        drift = self.limits["length_times"]
-        moved = not length_start / drift < length_now < length_start * drift
-        holds = gain > 0.5 * abs(before) and idle and worthless and moved
+        longer = length_now > self.limits["length_times"] * length_start
+        holds = gain > 0.5 * abs(before) and idle and worthless and longer
         if self._streak.push(holds) < self.limits["logs"]:
             return Verdict.HEALTHY if not holds else Verdict.NO_DATA
         return Finding(
