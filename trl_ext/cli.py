@@ -1,0 +1,123 @@
+"""The command line: `trl-ext`, also `python -m trl_ext.cli`."""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from trl_ext.errors import UserError
+from trl_ext.monitor import Engine, Severity
+from trl_ext.monitor.presets import PRESETS
+from trl_ext.monitor.replay import Replay, replay
+
+WRONG_INPUT, ALERTS = 2, 3  # exit codes; 0 is success
+_FAIL_ON = [severity.value for severity in Severity if severity > Severity.INFO]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns the exit code: 0, 2 for wrong input, 3 for alerts that `--fail-on` names."""
+    options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
+    try:
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _complain(str(error))
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain again when it closes the stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trl-ext", description="Tools for runs of TRL.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_replay(commands)
+    return parser
+
+
+def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "replay",
+        help="say what went wrong in a run, from its log",
+        description="Runs the monitor over logs: trainer_state.json, JSON Lines (metrics.jsonl), CSV, TensorBoard's "
+        "event files, W&B's offline files, or the folder of a run.",
+        epilog="Exit code: 0; 2 when a log cannot be read or holds no metric; 3 when --fail-on says so.",
+    )
+    command.add_argument("paths", nargs="+", metavar="PATH", help="a file, or the folder of a run")
+    command.add_argument("--json", action="store_true", help="one JSON object a path, each on a line of its own")
+    command.add_argument("--fail-on", choices=_FAIL_ON, help="exit with 3 when there is such an alert or worse")
+    command.add_argument("--rules", help="only these, by name, separated by commas")
+    command.add_argument("--preset", help=f"rules and limits of one kind of run: {', '.join(PRESETS)}")
+    command.add_argument("--thresholds", metavar="FILE", help="YAML with other limits, such as `kl_high: {logs: 5}`")
+    command.add_argument("--custom-rules", metavar="FILE", help="YAML with a list of your own rules")
+    command.add_argument("--warmup-steps", type=int, default=10, metavar="N", help="logs before rules that compare a "
+                         "run with its own history speak (10)")  # fmt: skip
+    command.add_argument("--window", type=int, default=64, metavar="N", help="logs a rolling statistic remembers (64)")
+    command.set_defaults(run=_replay)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    thresholds, custom_rules = _files(options)
+    rules = None if options.rules is None else [name.strip() for name in options.rules.split(",")]
+    wanted = [rule["metric"] for rule in custom_rules]
+    code, worst = 0, None
+    for path in options.paths:
+        engine = Engine(
+            rules, thresholds, preset=options.preset, custom_rules=custom_rules,
+            warmup_steps=options.warmup_steps, window=options.window,
+        )  # fmt: skip
+        try:
+            result = replay(_open_log(path), engine, path, wanted)
+        except UserError as error:
+            code = _complain(str(error))
+            continue
+        except OSError as error:
+            code = _complain(f"cannot read {path}: {error.strerror or error}")
+            continue
+        worst = max(filter(None, (worst, result.severity)), default=None)
+        _show(result, options.json)
+    if code == 0 and options.fail_on and worst is not None and worst >= options.fail_on:
+        return ALERTS
+    return code
+
+
+def _files(options: argparse.Namespace) -> tuple[dict, list]:
+    """The thresholds and the user's own rules."""
+    if options.thresholds is None and options.custom_rules is None:
+        return {}, []  # the callbacks' package imports Transformers, for seconds
+    with contextlib.redirect_stdout(sys.stderr):  # where some integrations announce themselves on import
+        from trl_ext.callbacks._rule_file import read_rules
+        from trl_ext.callbacks._threshold_file import read_thresholds
+
+    return read_thresholds(options.thresholds), read_rules(options.custom_rules)
+
+
+def _open_log(path: str):
+    from trl_ext.reporting.log_sources import open_log
+
+    return open_log(path)
+
+
+def _show(result: Replay, as_json: bool) -> None:
+    for note in result.notes:
+        print(f"trl-ext: {result.path}: {note}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(result.to_dict(), allow_nan=False))
+        return
+    from trl_ext.reporting.replay_table import replay_text
+
+    print(replay_text(result))
+
+
+def _complain(message: str) -> int:
+    print(f"trl-ext: error: {' '.join(message.split())}", file=sys.stderr)
+    return WRONG_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
