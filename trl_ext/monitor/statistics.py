@@ -98,11 +98,11 @@ class Window(Statistic):
         return distance / scale
 
     def stretches(self, count: int) -> list[float]:
-        """Means of `count` equal stretches, oldest first; what does not divide is left out at the old end."""
+        """Medians of `count` equal stretches, oldest first; what does not divide is left out at the old end."""
         values = list(self._values)
         length = len(values) // count
         values = values[len(values) - length * count :]
-        return [sum(values[i * length : (i + 1) * length]) / length for i in range(count)]
+        return [median(values[i * length : (i + 1) * length]) for i in range(count)]
 
     def slope(self) -> float:
         """Least-squares slope a step, in units of the values. 0 for fewer than two numbers."""

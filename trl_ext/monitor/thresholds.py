@@ -228,6 +228,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("preference_chance.logs", 100, "logs", "longer than a warm-up"),
     Threshold("preference_chance.lost_logs", 20, "logs", "their mean varies by 0.04 with eight pairs a log"),
     Threshold("preference_chance.lost_distance", 0.15, "of accuracy", "clearly above chance before"),
+    Threshold("preference_chance.error_of_mean", 0.04, "of accuracy", "as far as the mean may be from one half"),
     Threshold("preference_chance.distance", 0.04, "of accuracy",
               "two standard deviations of 64 batches of eight pairs"),
     # supervised

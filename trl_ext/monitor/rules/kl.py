@@ -111,7 +111,7 @@ class KLSpike(Rule):
 class KLRunaway(Rule):
     """The KL grows faster and faster.
 
-    Sees: the means of the last three stretches of eight logs: each rise is larger than the one before and than the
+    Sees: the medians of the last three stretches of eight logs: each rise is larger than the one before and than the
     noise, the level has doubled, and it is past `kl_high`'s band (below that healthy runs accelerate, too: they start
     from zero).
     Matters: the penalty no longer holds the policy; it will not come back by itself.
@@ -144,7 +144,7 @@ class KLRunaway(Rule):
             return Verdict.HEALTHY
         return Finding(
             Severity.ERROR, f"kl_per_{unit}", value,
-            f"KL to the reference runs away: means of {first:.3g}, {second:.3g}, {third:.3g} nats a {unit} over the "
+            f"KL to the reference runs away: medians of {first:.3g}, {second:.3g}, {third:.3g} nats a {unit} over the "
             f"last three stretches of {self.limits['stretch']:g} logs, each rise larger than the last",
             "1. The penalty is too weak: raise kl_coef (PPO) or beta (GRPO, RLOO; 0 is GRPO's default). 2. "
             "learning_rate is too high. 3. The reward can be hacked far from the reference: read the latest "

@@ -7,7 +7,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Largest, Statistic, Window
+from trl_ext.monitor.statistics import Largest, Noise, Statistic, Window
 
 LN2 = math.log(2)
 _CAUSES = ("nonfinite_metric", "preference_labels_masked")
@@ -164,7 +164,9 @@ class PreferenceNoMovement(Rule):
             return Verdict.NO_DATA
         margin, loss = self._margins.median(), self._losses.median()
         slow = abs(margin) <= self.limits["margin"] and abs(loss - LN2) <= self.limits["loss_share"] * LN2
-        if not (abs(margin) <= self.limits["still_margin"] or (slow and logs >= self.limits["logs"])):
+        # ORPO and CPO have no reference, so that their rewards are small but never near 0
+        still = max(abs(margin), abs(m.get("rewards/chosen", 0.0))) <= self.limits["still_margin"]
+        if not (still or (slow and logs >= self.limits["logs"])):
             return Verdict.NO_DATA if slow else Verdict.HEALTHY
         return Finding(
             Severity.WARNING, "rewards/margins", m["rewards/margins"],
@@ -180,7 +182,8 @@ class PreferenceChance(Rule):
     """The accuracy stays at chance although the policy has moved.
 
     Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) within 4% of one half: over the last
-    `window` logs, after 100 logs past the warm-up; or over the last 20 when it had been clearly above before.
+    `window` logs, after 100 logs past the warm-up; or over the last 20 when it had been clearly above before. Quiet
+    where a log has so few pairs that such a mean is uncertain by more than 4% itself.
     Matters: the labels are noise, or chosen and rejected are mixed up in half of the pairs.
     Source: DESIGN. Default: a warning.
     """
@@ -193,6 +196,7 @@ class PreferenceChance(Rule):
         super().__init__(limits, window)
         self._recent, self._latest = Window(window), Window(int(limits["lost_logs"]))
         self._best = Largest()
+        self._noise = Noise(window)
         self._count = AfterWarmup()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -202,6 +206,7 @@ class PreferenceChance(Rule):
             return Verdict.NO_DATA
         self._recent.push(value)
         self._latest.push(value)
+        self._noise.push(value)
         logs = self._count.push(row)
         if len(self._latest) < self._latest.size:
             return Verdict.NO_DATA
@@ -211,6 +216,8 @@ class PreferenceChance(Rule):
         if not lost and logs < self.limits["logs"]:
             return Verdict.NO_DATA
         mean, count = (latest, len(self._latest)) if lost else (self._recent.mean(), len(self._recent))
+        if self._noise.value / math.sqrt(count) > self.limits["error_of_mean"]:
+            return Verdict.NO_DATA  # a few pairs a log: chance and skill look alike
         if abs(mean - 0.5) > self.limits["distance"]:
             return Verdict.HEALTHY
         before = f", after {self._best.value:.3f} at its best" if lost else ""

@@ -95,6 +95,7 @@ class RewardFlatKLRising(Rule):
     """
 
     name = "reward_flat_kl_rising"
+    close_after = 20
     metrics = ("reward",)
     explained_by = ("nonfinite_metric",)
 
@@ -121,7 +122,7 @@ class RewardFlatKLRising(Rule):
             return Verdict.NO_DATA
         level = self._kls.median()
         if level <= max(self.limits[f"per_{unit}"], self.limits["times"] * kl_start):
-            return Verdict.HEALTHY
+            return Verdict.HEALTHY if level < 0.5 * self.limits[f"per_{unit}"] else Verdict.NO_DATA
         reward = self._rewards.median()
         if reward - reward_start > 0.5 * MAD_TO_SIGMA * self._noise.mad():
             return Verdict.HEALTHY
