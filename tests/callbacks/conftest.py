@@ -27,7 +27,8 @@ class ScriptedTrainer(Trainer):
 
 @pytest.fixture
 def scripted(tmp_path):
-    """`scripted(callback, script, steps=..., **arguments)`: a trainer that logs each step and never saves by itself."""
+    """`scripted(callback or list, script, steps=..., **arguments)`: a trainer that logs each step and never saves by
+    itself."""
 
     def build(callback, script=lambda step: {}, steps=6, **arguments):
         options = {"max_steps": steps, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no",
@@ -35,7 +36,7 @@ def scripted(tmp_path):
         data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 64
         trainer = ScriptedTrainer(
             OneNumber(), TrainingArguments(str(tmp_path / "run"), **options), train_dataset=data,
-            callbacks=[callback] if callback is not None else None,
+            callbacks=callback if callback is None or isinstance(callback, list) else [callback],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.script = script

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_ext.callbacks import PPOMonitoringCallback
+from trl_ext.callbacks import AnomalyDetectionCallback, PPOMonitoringCallback
 from trl_ext.errors import UserError
 from trl_ext.monitor import Finding, Rule, read_alerts, read_metrics
 from trl_ext.monitor.statistics import Streak
@@ -75,12 +75,49 @@ def test_thresholds_from_yaml(scripted, tmp_path):
         ({"thresholds": 3}, "mapping"),
         ({"window": 1}, "window"),
         ({"on_alert": "print"}, "on_alert"),
+        ({"output_dir": 3}, "output_dir"),
+        ({"history_size": 0}, "history_size"),
+        ({"preset": "ppo_save"}, "did you mean 'ppo_safe'"),
+        ({"watch": ["reward"]}, "watch"),
+        ({"watch": {"reward": {"sigma": 3}}}, "sigma"),
+        ({"custom_rules": 3}, "custom_rules must be a list"),
+        ({"custom_rules": {"metric": "kl"}}, "custom_rules must be a list"),
+        ({"custom_rules": [{"metric": "kl"}]}, "comparison"),
+        ({"custom_rules": "no_such_rules.yaml"}, "no_such_rules"),
     ],
 )
 def test_a_mistake_is_one_line_at_once(options, message):
     with pytest.raises(UserError, match=message) as raised:
         PPOMonitoringCallback(**options)
     assert "\n" not in str(raised.value)
+
+
+def test_custom_rules_from_yaml_and_python_side_by_side_with_watched_metrics(scripted, tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text('- {name: too_high, metric: mine, comparison: ">", value: 5, logs: 1, severity: error}\n')
+    jump = {"mine": 9.0, "other": 50.0}
+    callback = AnomalyDetectionCallback(rules=[], custom_rules=path, watch={"other": None}, warmup_steps=2)
+    scripted(callback, lambda step: jump if step == 20 else {"mine": 1.0, "other": step % 3 / 10}, steps=20).train()
+    assert [(a.rule, a.severity, a.opened) for a in callback.alerts] == [
+        ("watch:other", "error", 20), ("too_high", "error", 20)
+    ]  # fmt: skip
+
+    def mine(metrics):
+        return "mine is high" if metrics["mine"] > 5 else None
+
+    callback = AnomalyDetectionCallback(rules=[], custom_rules=[mine])
+    scripted(callback, lambda step: {"mine": 3.0 * step}, steps=2).train()
+    assert [(a.rule, a.message, a.opened) for a in callback.alerts] == [("mine", "mine is high", 2)]
+
+
+def test_a_metric_that_never_came_is_named_once_at_the_end(scripted, tmp_path, caplog):
+    rule = {"name": "r", "metric": "rewards/typo/mean", "comparison": ">", "value": 5}
+    callback = AnomalyDetectionCallback(custom_rules=[rule])
+    scripted(callback, lambda step: {"reward": 1.0}, steps=2).train()
+    (note,) = json.loads((tmp_path / "run" / "trl_ext" / "summary.json").read_text())["notes"]
+    assert "'rewards/typo/mean' was never logged" in note and "reward" in note
+    assert [record.levelname for record in caplog.records if record.getMessage() == note] == ["WARNING"]
+    assert callback.summary()["notes"] == [note]
 
 
 def test_broken_yaml_is_one_line(tmp_path):

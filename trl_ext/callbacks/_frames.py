@@ -1,7 +1,7 @@
 """Who calls a callback. Transformers hands neither the trainer nor its `CallbackHandler` to one.
 
 Both are found in the frames below: `CallbackHandler.call_event`, and the trainer's method that called the handler.
-Where that changes, nothing is found and what needs it is left out; `tests/contract/test_callback_order.py` would say so.
+Where that changes, nothing is found and what needs it is left out: `tests/contract/test_callback_order.py` tells.
 """
 
 import sys

@@ -54,6 +54,6 @@ def _handle(pynvml: Any, index: int, visible: str | None) -> Any:
     for i in range(pynvml.nvmlDeviceGetCount()):  # CUDA takes the first characters of a UUID as well
         handle = pynvml.nvmlDeviceGetHandleByIndex(i)
         uuid = pynvml.nvmlDeviceGetUUID(handle)
-        if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(name):
+        if name and (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(name):
             return handle
     raise LookupError(f"CUDA_VISIBLE_DEVICES names {name!r}, which NVML does not know")

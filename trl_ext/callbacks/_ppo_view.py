@@ -111,7 +111,7 @@ class PPOView:
 
 @lru_cache(maxsize=256)
 def _keys(keys: tuple[Any, ...]) -> tuple[str, str, str]:
-    """The logged keys of the KL to the reference, the policy loss and the value loss; `""` for one that is not there."""
+    """The logged keys of the KL to the reference, the policy loss and the value loss; `""` where there is none."""
     where = {name: key for key, name in zip(keys, canonical_names(keys), strict=True)}
     kl = where.get("kl_per_sequence", where.get("kl_per_token", ""))
     return kl, where.get("policy_loss", ""), where.get("value_loss", "")

@@ -123,7 +123,7 @@ class MonitoredRun:
         }
 
     def finish(self, completed: bool) -> None:
-        """Writes the summary, closes the files and ends the thread; a second call does nothing, nor does one in a forked
+        """Writes the summary, closes the files, ends the thread; a second call does nothing, nor does one in a forked
         child, which inherits the exit handlers."""
         if os.getpid() != self._process:
             return

@@ -39,7 +39,7 @@ class RunSummary:
                 seen["min"] = min(seen["min"], *values)
                 seen["max"] = max(seen["max"], *values)
                 seen["logs"] += len(values)
-                seen["mean"] += sum(value - seen["mean"] for value in values) / seen["logs"]
+                seen["mean"] += (sum(values) - len(values) * seen["mean"]) / seen["logs"]
         self._waiting = []
 
     def to_dict(self) -> dict[str, Any]:
