@@ -74,7 +74,13 @@ def test_it_closes_after_five_healthy_logs_in_a_row_and_may_open_again():
 def test_what_comes_back_within_ten_logs_is_the_same_alert():
     engine = Engine([Scripted({})])
     news = run(engine, [1, 0, 0, 0, 0, 0] + [0] * 8 + [1, 2, 0, 0, 0, 0, 0])
-    assert [i + 1 for i, new in enumerate(news) if new] == [1, 6, 15, 16, 21]  # opened, closed, open again, raised, closed
+    assert [i + 1 for i, new in enumerate(news) if new] == [
+        1,
+        6,
+        15,
+        16,
+        21,
+    ]  # opened, closed, open again, raised, closed
     (alert,) = engine.alerts
     assert (alert.opened, alert.closed, alert.severity, alert.evidence["logs"]) == (1, 21, "error", 3)
 
@@ -95,7 +101,10 @@ def test_what_a_cause_explains_is_not_told_twice_unless_it_is_worse():
 
     worse = Engine([Scripted({}), Worse({})])
     run(worse, [1])
-    assert [(alert.rule, alert.severity) for alert in worse.alerts] == [("scripted", "warning"), ("consequence", "critical")]
+    assert [(alert.rule, alert.severity) for alert in worse.alerts] == [
+        ("scripted", "warning"),
+        ("consequence", "critical"),
+    ]
 
 
 def test_a_rule_sees_only_logs_that_carry_one_of_its_metrics():

@@ -31,16 +31,63 @@ def finite(value: float) -> float:
     return float(value)
 
 
-class Window(Statistic):
-    """The last `size` numbers: robust location and scale, and the slope."""
+class Recent(Statistic):
+    """The last `size` numbers. Cheap to push to; what is asked of it takes time in proportion to `size`."""
 
     def __init__(self, size: int):
         self.size = size
         self._values: deque[float] = deque(maxlen=size)
-        self._sorted: list[float] = []
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def push(self, value: float) -> None:
+        if value is None or not isfinite(value):
+            finite(value)  # raises
+        self._values.append(value)
+
+    def values(self) -> list[float]:
+        """Oldest first."""
+        return list(self._values)
+
+    def mean(self) -> float:
+        """`ZeroDivisionError` when there are no numbers."""
+        return sum(self._values) / len(self._values)
+
+    def median(self) -> float:
+        """`statistics.StatisticsError` (a `ValueError`) when there are no numbers."""
+        return median(self._values)
+
+    def stretches(self, count: int) -> list[float]:
+        """Medians of `count` equal stretches, oldest first; what does not divide is left out at the old end."""
+        values = list(self._values)
+        length = len(values) // count
+        values = values[len(values) - length * count :]
+        return [median(values[i * length : (i + 1) * length]) for i in range(count)]
+
+    def slope(self) -> float:
+        """Least-squares slope a step, in units of the values. 0 for fewer than two numbers."""
+        n = len(self._values)
+        if n < 2:
+            return 0.0
+        center = (n - 1) / 2
+        return sum((i - center) * value for i, value in enumerate(self._values)) * 12 / (n * (n * n - 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self._values)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values.clear()
+        for value in state["values"]:
+            self.push(value)
+
+
+class Window(Recent):
+    """The last `size` numbers, kept in order of size as well: robust location and scale in logarithmic time."""
+
+    def __init__(self, size: int):
+        super().__init__(size)
+        self._sorted: list[float] = []
 
     def push(self, value: float) -> None:
         if value is None or not isfinite(value):
@@ -50,14 +97,6 @@ class Window(Statistic):
             del numbers[bisect_left(numbers, values[0])]
         values.append(value)
         insort(numbers, value)
-
-    def values(self) -> list[float]:
-        """Oldest first."""
-        return list(self._values)
-
-    def mean(self) -> float:
-        """Of the numbers held. `ZeroDivisionError` when there are none."""
-        return math.fsum(self._values) / len(self._values)
 
     def median(self) -> float:
         """Of the numbers held. `IndexError` when there are none."""
@@ -97,29 +136,9 @@ class Window(Statistic):
             return 0.0 if distance == 0.0 else math.copysign(math.inf, distance)
         return distance / scale
 
-    def stretches(self, count: int) -> list[float]:
-        """Medians of `count` equal stretches, oldest first; what does not divide is left out at the old end."""
-        values = list(self._values)
-        length = len(values) // count
-        values = values[len(values) - length * count :]
-        return [median(values[i * length : (i + 1) * length]) for i in range(count)]
-
-    def slope(self) -> float:
-        """Least-squares slope a step, in units of the values. 0 for fewer than two numbers."""
-        n = len(self._values)
-        if n < 2:
-            return 0.0
-        center = (n - 1) / 2
-        return sum((i - center) * value for i, value in enumerate(self._values)) * 12 / (n * (n * n - 1))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"values": list(self._values)}
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._values.clear()
         self._sorted.clear()
-        for value in state["values"]:
-            self.push(value)
+        super().load_state_dict(state)
 
 
 class Start(Statistic):
@@ -276,8 +295,9 @@ class Constant(Statistic):
         self.count = 0
 
     def push(self, value: float) -> int:
+        value = finite(value)
         self.count = self.count + 1 if value == self.value else 1
-        self.value = finite(value)
+        self.value = value
         return self.count
 
     def state_dict(self) -> dict[str, Any]:

@@ -177,6 +177,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("length_drift.start_logs", 10, "logs", "a first level"),
     Threshold("length_drift.logs", 10, "logs in a row", _IN_A_ROW),
     # value function
+    Threshold("value_loss_weight.warning", 5, "vf_coef", "TRL has 0.1, other PPOs 0.5 to 1"),
     Threshold("value_loss_divergence.warning_growth", 10, "times the calmest level", _VALUE),
     Threshold("value_loss_divergence.error_growth", 100, "times the calmest level", _VALUE),
     Threshold("value_loss_divergence.min_z", 4, "robust standard deviations of the log", "6e-5 two-sided for noise"),

@@ -338,6 +338,15 @@ CASES = [
         grpo(60, completion_length=50.5),
     ),
     Case(
+        "value_loss_weight",
+        "warning",
+        rows(3, **{"loss/value_avg": 0.1}),
+        0,
+        0,
+        rows(3, **{"objective/kl": 0.1}),
+        {"vf_coef": 10.0},
+    ),
+    Case(
         "value_loss_divergence",
         "error",
         rows(60, **{"loss/value_avg": lambda i: 0.5 * 1.3 ** max(0, i - 20)}),

@@ -27,7 +27,7 @@ from trl_ext.monitor.rules.reward_hacking import RewardHackingSuspected
 from trl_ext.monitor.rules.sampling import SamplingMismatch
 from trl_ext.monitor.rules.setup import TokenizerSetup
 from trl_ext.monitor.rules.supervised import LossDivergence, NoSupervisedTokens, Overfitting
-from trl_ext.monitor.rules.value_function import ValueExplainedVariance, ValueLossDivergence
+from trl_ext.monitor.rules.value_function import ValueExplainedVariance, ValueLossDivergence, ValueLossWeight
 
 FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     "setup": (TokenizerSetup, FirstStepMismatch),
@@ -56,7 +56,7 @@ FAMILIES: dict[str, tuple[type[Rule], ...]] = {
         RewardFlat,
         LengthDrift,
     ),
-    "value_function": (ValueLossDivergence, ValueExplainedVariance),
+    "value_function": (ValueLossWeight, ValueLossDivergence, ValueExplainedVariance),
     "gradients": (GradNormTrend, GradNormSpike),
     "learning_rate": (LRScheduleDrift, LRZeroEarly),
     "sampling": (SamplingMismatch,),

@@ -7,7 +7,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, LowestLevel, Streak, Window
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, LowestLevel, Recent, Streak, Window
 
 SMALLEST_SCALE = 0.1  # of the log: a run whose norms hardly differ is not alarmed by a tenth
 
@@ -39,7 +39,7 @@ class GradNormSpike(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._logs = Window(window)
-        self._hits = Window(max(8, window // 8))
+        self._hits = Recent(max(8, window // 8))
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("grad_norm")

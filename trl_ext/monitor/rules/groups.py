@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.statistics import Share, Streak, Window
+from trl_ext.monitor.statistics import Recent, Share, Streak
 
 
 class ZeroSignal(Rule):
@@ -27,7 +27,7 @@ class ZeroSignal(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._all = Streak()
-        self._recent = Window(int(limits["warning_logs"]))
+        self._recent = Recent(int(limits["warning_logs"]))
         self._usual = Share(at_least=1)
 
     def check(self, row: Row) -> Finding | Verdict:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Streak, Window
+from trl_ext.monitor.statistics import Recent, Streak, Window
 
 SEVERITIES = (Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
 UNITS = ("sequence", "token")
@@ -126,7 +126,7 @@ class KLRunaway(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._recent = Window(3 * int(limits["stretch"]))
+        self._recent = Recent(3 * int(limits["stretch"]))
         self._streak = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:

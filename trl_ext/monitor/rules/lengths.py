@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Constant, Share, Start, Streak, Window
+from trl_ext.monitor.statistics import Constant, Noise, Recent, Share, Start, Streak
 
 SEVERITIES = (Severity.WARNING, Severity.ERROR)
 
@@ -140,7 +140,7 @@ class LengthCollapse(Rule):
 class LengthDrift(Rule):
     """Completions have become three times as long, or as short, as they were.
 
-    Sees: the median length of the last logs against that of the first ones.
+    Sees: the mean length of the last logs against that of the first ones.
     Matters: length is what a reward most easily pays for by mistake; and time and memory grow with it.
     Source: DESIGN; R1-style runs grow for good reasons, and a base model learns to stop. Default: a warning for ten
     logs when the reward did not gain from it, an `info` when it did.
@@ -155,8 +155,8 @@ class LengthDrift(Rule):
         super().__init__(limits, window)
         size = int(limits["start_logs"])
         self._start, self._reward_start = Start(size), Start(size)
-        self._recent, self._rewards = Window(size), Window(size)
-        self._noise = Window(window)
+        self._recent, self._rewards = Recent(size), Recent(size)
+        self._noise = Noise(window)
         self._streak = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -172,14 +172,14 @@ class LengthDrift(Rule):
         start = self._start.level
         if start is None or start <= 0:
             return Verdict.NO_DATA
-        times = self._recent.median() / start
+        times = self._recent.mean() / start
         holds = times > self.limits["up"] or times < self.limits["down"]
         if self._streak.push(holds) < self.limits["logs"]:
             return Verdict.NO_DATA if holds else Verdict.HEALTHY
         severity = Severity.INFO if self._reward_gained() else Severity.WARNING
         return Finding(
             severity, "completion_length", length,
-            f"completions went from {start:.3g} to {self._recent.median():.3g} tokens ({times:.2g} times)"
+            f"completions went from {start:.3g} to {self._recent.mean():.3g} tokens ({times:.2g} times)"
             + ("" if severity is Severity.INFO else " and the reward gained nothing by it"),
             "Read some. 1. The reward pays for length (or for brevity): look at their correlation. 2. The model "
             "loops: see repetition. 3. If it is wanted, widen the band: thresholds={'length_drift.up': ...}.",
@@ -188,4 +188,4 @@ class LengthDrift(Rule):
 
     def _reward_gained(self) -> bool:
         start = self._reward_start.level
-        return start is not None and self._rewards.median() - start > MAD_TO_SIGMA * self._noise.mad()
+        return start is not None and self._rewards.mean() - start > self._noise.value

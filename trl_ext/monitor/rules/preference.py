@@ -7,7 +7,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Largest, Noise, Statistic, Window
+from trl_ext.monitor.statistics import Largest, Noise, Recent, Statistic, Window
 
 LN2 = math.log(2)
 _CAUSES = ("nonfinite_metric", "preference_labels_masked")
@@ -194,7 +194,7 @@ class PreferenceChance(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._recent, self._latest = Window(window), Window(int(limits["lost_logs"]))
+        self._recent, self._latest = Recent(window), Recent(int(limits["lost_logs"]))
         self._best = Largest()
         self._noise = Noise(window)
         self._count = AfterWarmup()

@@ -7,7 +7,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.reward_components import Functions
-from trl_ext.monitor.statistics import Blocks, Start, Window
+from trl_ext.monitor.statistics import Blocks, Recent, Start
 
 MEMORY = {"system/rss_mb": "MB", "system/gpu_memory_mb": "MB", "memory_gb": "GB"}
 
@@ -79,8 +79,8 @@ class StepTimeDrift(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         size = int(limits["stretch"])
-        self._start, self._recent = Start(size), Window(size)
-        self._seconds_start, self._seconds = Start(size), Window(size)
+        self._start, self._recent = Start(size), Recent(size)
+        self._seconds_start, self._seconds = Start(size), Recent(size)
         self._levels = Levels({Severity.WARNING: limits["logs"]})
 
     def check(self, row: Row) -> Finding | Verdict:

@@ -8,7 +8,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Largest, Noise, Start, Streak, Window
+from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Start, Streak
 
 
 class RewardDrop(Rule):
@@ -31,7 +31,7 @@ class RewardDrop(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         size = int(limits["stretch"])
-        self._shorter, self._recent, self._longer = Window(size // 2), Window(size), Window(2 * size)
+        self._shorter, self._recent, self._longer = Recent(size // 2), Recent(size), Recent(2 * size)
         self._start = Start(size)
         self._noise = Noise(window)
         self._peak, self._longer_peak = Largest(-math.inf), Largest(-math.inf)
@@ -68,7 +68,7 @@ class RewardDrop(Rule):
             {"peak": drop.peak, "level": drop.level, "start": start, "noise": noise},
         )  # fmt: skip
 
-    def _drop(self, recent: Window, peak: Largest, start: float, deviations: float) -> "_Drop | None":
+    def _drop(self, recent: Recent, peak: Largest, start: float, deviations: float) -> "_Drop | None":
         level, gain = recent.mean(), peak.value - start
         far = max(deviations * self._noise.value, 0.01 * abs(peak.value), self.limits["share"] * gain)
         if peak.value - level <= far:
@@ -102,7 +102,7 @@ class RewardFlatKLRising(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         size = int(limits["logs"])
-        self._rewards, self._kls, self._noise = Window(size), Window(size), Window(window)
+        self._rewards, self._kls, self._noise = Recent(size), Recent(size), Noise(window)
         self._reward_start, self._kl_start = Start(size), Start(size)
         self._count = Streak()
 
@@ -120,11 +120,13 @@ class RewardFlatKLRising(Rule):
         logs = self._count.push(True)
         if reward_start is None or kl_start is None or logs < 2 * self.limits["logs"]:
             return Verdict.NO_DATA
+        if kl < 0.5 * self.limits[f"per_{unit}"]:
+            return Verdict.HEALTHY
         level = self._kls.median()
         if level <= max(self.limits[f"per_{unit}"], self.limits["times"] * kl_start):
-            return Verdict.HEALTHY if level < 0.5 * self.limits[f"per_{unit}"] else Verdict.NO_DATA
+            return Verdict.NO_DATA
         reward = self._rewards.median()
-        if reward - reward_start > 0.5 * MAD_TO_SIGMA * self._noise.mad():
+        if reward - reward_start > 0.5 * self._noise.value:
             return Verdict.HEALTHY
         return Finding(
             Severity.WARNING, "reward", value,

@@ -8,7 +8,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.statistics import Constant, Noise, Start, Statistic, Streak, Window
+from trl_ext.monitor.statistics import Constant, Noise, Recent, Start, Statistic, Streak
 
 MOST_FUNCTIONS = 64  # that are followed: more are no reward functions but a mistake
 _PENALTIES = ("penalty", "punish", "overlong", "cost", "violation", "toxic", "repet")
@@ -88,7 +88,7 @@ class DeadRewardComponent(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._runs = Functions(_Stillness)
-        self._start, self._recent = Start(int(limits["logs"])), Window(16)
+        self._start, self._recent = Start(int(limits["logs"])), Recent(16)
         self._noise = Noise(window)
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -154,7 +154,7 @@ class ComponentDominance(Rule):
         super().__init__(limits, window)
         self._size = int(limits["start_logs"])
         self._starts = Functions(lambda: Start(self._size))
-        self._levels = Functions(lambda: Window(self._size))
+        self._levels = Functions(lambda: Recent(self._size))
         self._streak = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:

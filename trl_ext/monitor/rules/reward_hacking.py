@@ -10,7 +10,7 @@ from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
 from trl_ext.monitor.rules.reward_components import Functions
-from trl_ext.monitor.statistics import Start, Streak, Window
+from trl_ext.monitor.statistics import Noise, Recent, Start, Streak
 
 # names by which people mark a measure of the truth that is not trained on
 HELD_BACK = re.compile(r"(?:^|[/_])(?:gold|truth|true|strict|oracle|held_?(?:out|back)|holdout)(?:[/_]|$)")
@@ -39,7 +39,8 @@ class RewardHackingSuspected(Rule):
         self._gold = Functions(lambda: Start(1))
         self._gold_streaks = Functions(Streak)
         self._reward_start, self._length_start = Start(size), Start(size)
-        self._rewards, self._lengths = Window(24), Window(24)
+        self._rewards, self._lengths = Recent(24), Recent(24)
+        self._noise = Noise(window)
         self._levels = Levels({Severity.WARNING: limits["logs"]})
         self._reward_first = Start(1)
 
@@ -56,6 +57,7 @@ class RewardHackingSuspected(Rule):
             return Verdict.NO_DATA if not self._gold.of else Verdict.HEALTHY
         self._reward_start.push(reward)
         self._rewards.push(reward)
+        self._noise.push(reward)
         self._length_start.push(length)
         self._lengths.push(length)
         reward_start, length_start = self._reward_start.level, self._length_start.level
@@ -97,12 +99,12 @@ class RewardHackingSuspected(Rule):
         return None
 
     def _length_paid(self, row: Row, reward: float, reward_start: float, length_start: float) -> Finding | Verdict:
-        level, length = self._rewards.median(), self._lengths.median()
+        level, length = self._rewards.mean(), self._lengths.mean()
         times = max(length, 1e-9) / max(length_start, 1e-9)
         moved = max(times, 1 / times)
         rise = level - reward_start
         still = moved < self.limits["length_moved"]
-        if still or not (rise > 0.5 * abs(reward_start) or rise > 2 * self._rewards.mad()):
+        if still or not (rise > 0.5 * abs(reward_start) or rise > self._noise.value):
             self._levels.push(False)
             return Verdict.HEALTHY
         unit, kl = kl_of(row)

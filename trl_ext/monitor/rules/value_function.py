@@ -103,3 +103,30 @@ class ValueExplainedVariance(Rule):
             "1. It learns too slowly: raise vf_coef, or the learning rate of the value model. 2. Rewards change scale: "
             "set whiten_rewards=True. 3. Give it its own model (value_model), or start it from the reward model.",
         )  # fmt: skip
+
+
+class ValueLossWeight(Rule):
+    """The value loss weighs so much that it drowns the policy's.
+
+    Sees: the option `vf_coef`, known as a fact, in a run that logs a value loss.
+    Matters: gradients of both are clipped together (max_grad_norm), so the policy's share of a step shrinks as the
+    weight grows; with a shared backbone the value function alone decides where it goes. The curves look calm meanwhile.
+    Source: TRL's default is 0.1, other PPOs have 0.5 to 1. Default: above 5 a warning, at the first log.
+    """
+
+    name = "value_loss_weight"
+    metrics = ("value_loss",)
+
+    def check(self, row: Row) -> Finding | Verdict:
+        weight = self.facts.get("vf_coef")
+        if not isinstance(weight, int | float):
+            return Verdict.NO_DATA
+        if weight <= self.limits["warning"]:
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.WARNING, "value_loss", row.metrics.get("value_loss", math.nan),
+            f"vf_coef is {weight:g}, {weight / 0.1:.0f} times TRL's default: the value loss drowns the policy's",
+            "Set vf_coef to 0.1 (TRL's default) or at most 1. If the value function learns too slowly, raise its "
+            "learning rate, or give it more passes (num_ppo_epochs), rather than its weight.",
+            {"vf_coef": weight},
+        )  # fmt: skip
