@@ -5,7 +5,7 @@ symptom that it must lead to. `starts` is the row (from 0) at which the fault be
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -151,7 +151,7 @@ def _table() -> list[Fault]:
 
     add("lr_x1000", "grpo reinforce_loo ppo stock_ppo dpo sft reward", DIVERGED, options=_lr)
     add("hackable_kl0", "grpo ppo stock_ppo", HACKED, reward=kind_words, options=NO_KL.get)
-    rows[-3:-1] = [Fault(f.name, Setting(**{**vars(f.setting), "held_back": True}), f.expected) for f in rows[-3:-1]]
+    rows[-3:-1] = [replace(f, setting=replace(f.setting, held_back=True)) for f in rows[-3:-1]]  # stock logs none
     nonfinite = ("nonfinite_metric", "zero_signal", "frozen_policy")
     add("reward_nan", "grpo ppo", nonfinite, HALF, reward=nan)
     dead = ("zero_signal", "dead_reward_component", "reward_saturated", "frozen_policy")
@@ -170,7 +170,7 @@ def _table() -> list[Fault]:
     add("fp16", "grpo dpo sft reward", ("nonfinite_metric", *DIVERGED), model=half_precision, options={"max_steps": 30})
     add("fp16", "ppo", ("nonfinite_metric", *DIVERGED), model=half_precision, options={"total_episodes": 32 * 30})
     value = ("value_loss_divergence", "value_explained_variance", *GRADIENT, *KL, *RATIO)
-    add("value_weight_x100", "ppo stock_ppo", value, options={"vf_coef": 100.0})
+    add("value_weight_x100", "ppo", value, options={"vf_coef": 100.0})
     add("padding_right", "stock_ppo", ("tokenizer_setup", "first_step_mismatch"), tokenizer=pads_right)
     add("pad_is_eos", "stock_ppo", ("tokenizer_setup", "eos_missing"), tokenizer=pad_is_eos)
     add("pad_is_eos", "sft", ("tokenizer_setup",), tokenizer=pad_is_eos, trainer_change=masks_pads)
@@ -187,16 +187,21 @@ FAULTS = _table()
 
 
 def _twins() -> list[Fault]:
-    """Healthy runs: three seeds of each trainer, and the settings of faults without the fault."""
-    runs = [(f"{kind}_{seed}", Setting(kind, seed)) for kind in DEFAULTS for seed in (1, 2, 3)]
-    runs += [(f"{kind}_long_{seed}", Setting(kind, seed, {**LONG})) for kind in ("grpo",) for seed in (1, 2)]
-    runs += [(f"ppo_long_{seed}", Setting("ppo", seed, LONG_PPO)) for seed in (1, 2)]
-    runs += [(f"{kind}_resume_{seed}", Setting(kind, seed, resume=True)) for kind in ("sft", "grpo") for seed in (1, 2)]
-    runs += [("grpo_held_back_1", Setting("grpo", 1, held_back=True))]
-    # TRL pads and masks these by itself, whatever the tokenizer says
-    runs += [(f"{kind}_padding_right_1", Setting(kind, 1, tokenizer=pads_right)) for kind in ("grpo", "sft")]
-    runs += [(f"{kind}_pad_is_eos_1", Setting(kind, 1, tokenizer=pad_is_eos)) for kind in ("grpo",)]
-    return [Fault(name, setting, ()) for name, setting in runs]
+    """Healthy runs: three seeds of each trainer, the settings of faults without the fault, and faults that are none."""
+    runs = {f"{kind}_{seed}": Setting(kind, seed) for kind in DEFAULTS for seed in (1, 2, 3)}
+    for seed in (1, 2):
+        runs[f"grpo_long_{seed}"] = Setting("grpo", seed, LONG)
+        runs[f"ppo_long_{seed}"] = Setting("ppo", seed, LONG_PPO)
+        for kind in ("sft", "grpo"):
+            runs[f"{kind}_resume_{seed}"] = Setting(kind, seed, resume=True)
+    runs["grpo_held_back_1"] = Setting("grpo", 1, held_back=True)
+    # its value model is apart, and Adam forgets the scale of a gradient
+    runs["stock_ppo_value_weight_x100"] = Setting("stock_ppo", 0, {"vf_coef": 100.0})
+    # these pad and mask by themselves, whatever the tokenizer says
+    for kind in ("grpo", "sft"):
+        runs[f"{kind}_padding_right_1"] = Setting(kind, 1, tokenizer=pads_right)
+    runs["grpo_pad_is_eos_1"] = Setting("grpo", 1, tokenizer=pad_is_eos)
+    return [Fault(name, setting, ()) for name, setting in runs.items()]
 
 
 HEALTHY = _twins()
