@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -119,10 +120,12 @@ def test_of_two_keys_for_one_metric_the_preferred_one_counts_in_any_order(keys):
 
 
 @pytest.mark.parametrize("prefix", ["", "eval_", "train/", "eval_set_"])
-def test_three_keys_for_one_metric_leave_the_most_preferred(prefix):
-    keys = tuple(prefix + key for key in ("policy/clipfrac_avg", "ppo/policy/clipfrac", "clip_ratio/region_mean"))
-    first, second, third = canonical_names(keys)
-    assert (first, second) == (None, None) and third.endswith("clip_fraction")
+@pytest.mark.parametrize(
+    "order", permutations(("clip_ratio/region_mean", "policy/clipfrac_avg", "ppo/policy/clipfrac"))
+)
+def test_three_keys_for_one_metric_leave_the_most_preferred(prefix, order):
+    names = dict(zip(order, canonical_names(tuple(prefix + key for key in order)), strict=True))
+    assert names.pop("clip_ratio/region_mean").endswith("clip_fraction") and set(names.values()) == {None}
 
 
 @pytest.mark.parametrize(
@@ -162,6 +165,8 @@ def test_three_keys_for_one_metric_leave_the_most_preferred(prefix):
         ("run-7 - train/loss__MIN", "loss__MIN"),
         ("Training Loss", "loss"),
         ("Validation Loss", "eval/loss"),
+        ("my\nrun - train/loss", "loss"),
+        ("eval_token_accuracy", "eval/token_accuracy"),
         ("a - b", "a - b"),
         ("my/own", "my/own"),
     ],
