@@ -1,15 +1,14 @@
 """Feeds the rules and keeps one alert a root cause."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert, Severity
-from trl_ext.monitor.metrics import canonical_names
 from trl_ext.monitor.names import unknown_name
 from trl_ext.monitor.presets import resolve_preset
-from trl_ext.monitor.rows import Row, read_row
+from trl_ext.monitor.rows import Layout, Row, read_row
 from trl_ext.monitor.rules import RULES, Finding, Rule, Verdict
 from trl_ext.monitor.rules.custom import custom_rule, watched
 from trl_ext.monitor.thresholds import resolve_thresholds
@@ -19,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _KEY_SETS = 256  # sets of logged keys for which the rules that read them are remembered
 _REOPEN_WITHIN = 10  # logs: what comes back sooner is the same trouble, not another
+_Readers = tuple[list[tuple[Rule, Callable[[Row], Finding | Verdict]]], bool]
 
 
 class Engine:
@@ -80,7 +80,7 @@ class Engine:
         self._closed_at: dict[str, int] = {}  # count of logs, by rule
         self._disabled: set[str] = set()
         self._open: dict[str, Alert] = {}
-        self._readers: dict[tuple[Any, ...], tuple[list[Rule], bool]] = {}
+        self._readers: dict[Layout, _Readers] = {}
         self._seen: set[str] = set()
         self.alerts: list[Alert] = []
         self.row: Row | None = None
@@ -99,21 +99,21 @@ class Engine:
         """Judges one log, without changing it. Returns the alerts that opened, rose in severity or closed."""
         self.severity = None
         self.row = row = read_row(step, logs)
-        rules, counts = self._readers_of(row)
+        rules, counts = self._readers.get(row.layout) or self._find_readers(row.layout)
         self._logs += counts
         warming_up = self._logs <= self._warmup_steps
+        healthy, no_data, quiet = Verdict.HEALTHY, Verdict.NO_DATA, not self._open
         changed = []
-        for rule in rules:
+        for rule, check in rules:
             try:
-                verdict = rule.check(row)
+                verdict = check(row)
             except Exception:
                 self._disable(rule.name)
                 continue
-            if verdict is Verdict.NO_DATA or (warming_up and rule.statistical):
-                continue
-            if verdict is Verdict.HEALTHY and rule.name not in self._open:
+            if verdict is no_data or (verdict is healthy and quiet) or (warming_up and rule.statistical):
                 continue
             alert = self._apply(rule, step, verdict)
+            quiet = not self._open
             if alert is not None:
                 changed.append(alert)
         return changed
@@ -124,22 +124,20 @@ class Engine:
         keys = ", ".join(sorted(self._seen)) or "none"
         return [f"{rule}: {name!r} was never logged. The keys that were: {keys}" for rule, name in unseen.items()]
 
-    def _readers_of(self, row: Row) -> tuple[list[Rule], bool]:
-        """The rules that read this set of keys, and whether it counts as a log of training. Remembered, since a trainer
-        logs the same few sets thousands of times."""
-        keys = tuple(row.logged)
-        known = self._readers.get(keys)
-        if known is None:
-            names = {name for name in canonical_names(keys) if name is not None}
-            if len(self._readers) >= _KEY_SETS:
-                self._readers.clear()
-            if len(self._seen) < _KEY_SETS:
-                self._seen.update(key for key in keys if isinstance(key, str))
-            active = [rule for rule in self._rules.values() if rule.name not in self._disabled]
-            rules = [rule for rule in active if not rule.metrics or any(_among(m, names) for m in rule.metrics)]
-            counts = any(not name.startswith("eval/") for name in names)
-            known = self._readers[keys] = (rules, counts)
-        return known
+    def _find_readers(self, layout: Layout) -> _Readers:
+        """The rules that read these keys, and whether they make a log of training. Remembered, since a trainer logs the
+        same few sets thousands of times."""
+        names = {name for name in layout.names if name is not None}
+        if len(self._readers) >= _KEY_SETS:
+            self._readers.clear()
+        if len(self._seen) < _KEY_SETS:
+            self._seen.update(key for key in layout.keys if isinstance(key, str))
+        active = [rule for rule in self._rules.values() if rule.name not in self._disabled]
+        rules = [rule for rule in active if not rule.metrics or any(_among(m, names) for m in rule.metrics)]
+        counts = any(not name.startswith("eval/") for name in names)
+        readers: _Readers = ([(rule, rule.check) for rule in rules], counts)
+        self._readers[layout] = readers
+        return readers
 
     def _disable(self, name: str) -> None:
         self._disabled.add(name)

@@ -38,6 +38,9 @@ def _layout(keys: tuple[Any, ...], types: tuple[type, ...]) -> Layout:
     return Layout(keys, types, names, None not in names, numeric)
 
 
+NO_KEYS = Layout((), (), (), True, True)
+
+
 @dataclass(slots=True)
 class Row:
     """One log. A metric is in exactly one of the first three; a key that was not logged is in none.
@@ -48,6 +51,7 @@ class Row:
         absent: canonical names that came as `None`, which means no data.
         logged: every scalar under the key it was logged with (number, bool, string or `None`).
         plain: the layout of a log whose values all are finite numbers of Python, in the order of `logged`.
+        layout: what its keys and types tell; one object for all logs alike, so that it can be a key of a cache.
     """
 
     step: int
@@ -56,6 +60,7 @@ class Row:
     absent: list[str]
     logged: dict[str, Any]
     plain: Layout | None = None
+    layout: Layout = NO_KEYS
 
 
 def read_row(step: int, logs: Mapping[str, Any]) -> Row:
@@ -66,8 +71,8 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
         metrics: dict[Any, float] = dict(zip(layout.names, values, strict=True))
         if not layout.every_name:
             metrics.pop(None, None)
-        return Row(step, metrics, {}, [], dict(logs), layout)
-    row = Row(step, {}, {}, [], {})
+        return Row(step, metrics, {}, [], dict(logs), layout, layout)
+    row = Row(step, {}, {}, [], {}, None, layout)
     for name, key, found in zip(layout.names, layout.keys, values, strict=True):
         value: Any = _scalar(found) if isinstance(key, str) else _UNUSABLE
         if value is _UNUSABLE:

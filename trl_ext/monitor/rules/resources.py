@@ -89,15 +89,18 @@ class StepTimeDrift(Rule):
             return Verdict.NO_DATA
         length = row.metrics.get("completion_length_max", row.metrics.get("completion_length", 0.0))
         cost = seconds / length if length > 0 else seconds
-        for start, recent, value in (
-            (self._start, self._recent, cost), (self._seconds_start, self._seconds, seconds)
-        ):  # fmt: skip
-            start.push(value)
-            recent.push(value)
-        if self._start.level is None or self._seconds_start.level is None:
+        self._start.push(cost)
+        self._recent.push(cost)
+        self._seconds_start.push(seconds)
+        self._seconds.push(seconds)
+        start, seconds_start = self._start.level, self._seconds_start.level
+        if start is None or seconds_start is None:
             return Verdict.NO_DATA
+        if seconds < self.limits["times"] / 2 * seconds_start:
+            self._levels.push(False)
+            return Verdict.HEALTHY
         # shorter completions cost more a token, since a step has fixed costs: the step itself must be slower as well
-        times = min(self._recent.median() / self._start.level, self._seconds.median() / self._seconds_start.level)
+        times = min(self._recent.median() / start, self._seconds.median() / seconds_start)
         verdict = self._levels.push(times > self.limits["times"])
         if isinstance(verdict, Verdict):
             return verdict

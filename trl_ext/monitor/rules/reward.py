@@ -41,8 +41,11 @@ class RewardDrop(Rule):
         value = row.metrics.get("reward")
         if value is None:
             return Verdict.NO_DATA
-        for statistic in (self._noise, self._start, self._shorter, self._recent, self._longer):
-            statistic.push(value)
+        self._noise.push(value)
+        self._start.push(value)
+        self._shorter.push(value)
+        self._recent.push(value)
+        self._longer.push(value)
         start = self._start.level
         if start is None:
             return Verdict.NO_DATA

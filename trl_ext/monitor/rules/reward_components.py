@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from trl_ext.monitor.alerts import Severity
-from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
 from trl_ext.monitor.statistics import Constant, Noise, Recent, Start, Statistic, Streak
 
@@ -36,15 +36,16 @@ class Functions(Statistic):
 
 
 @lru_cache(maxsize=256)
-def _functions_among(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+def _functions_among(layout: Layout) -> tuple[tuple[str, str], ...]:
     """Name of each reward function and of its mean; remembered, since a trainer logs the same few sets of names."""
+    names = [name for name in layout.names if name is not None]
     return tuple((name[7:-5], name) for name in names if name.startswith("reward/") and name.endswith("/mean"))
 
 
 def function_means(row: Row) -> dict[str, float]:
     """The mean of each reward function in this log, by its name."""
     metrics = row.metrics
-    return {name: metrics[metric] for name, metric in _functions_among(tuple(metrics))}
+    return {name: metrics[metric] for name, metric in _functions_among(row.layout) if metric in metrics}
 
 
 class _Stillness(Constant):
@@ -124,8 +125,9 @@ class DeadRewardComponent(Rule):
         """Whether the run learns from its other functions."""
         if reward is None:
             return False
-        for statistic in (self._start, self._recent, self._noise):
-            statistic.push(reward)
+        self._start.push(reward)
+        self._recent.push(reward)
+        self._noise.push(reward)
         start = self._start.level
         # three standard errors of the difference of two means of sixteen
         return start is not None and self._recent.mean() - start > 3 * self._noise.value * math.sqrt(2 / 16)

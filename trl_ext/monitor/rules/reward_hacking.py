@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from trl_ext.monitor.alerts import Severity
-from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
 from trl_ext.monitor.rules.reward_components import Functions
@@ -67,12 +67,16 @@ class RewardHackingSuspected(Rule):
 
     def _read(self, row: Row) -> tuple[float | None, list[str]]:
         """The reward that is trained on, and the names of the measures that are not."""
-        proxies, held_back = _named(tuple(row.metrics))
-        facts = [f"reward/{name}/mean" for name in self.facts.get("held_back_rewards") or ()]
-        reward = row.metrics.get("reward")
-        if reward is None and proxies:
-            reward = row.metrics[proxies[0]]
-        return reward, [*held_back, *(name for name in facts if name in row.metrics)]
+        metrics = row.metrics
+        proxies, named = _named(row.layout)
+        reward = metrics.get("reward")
+        if reward is None:
+            reward = next((metrics[name] for name in proxies if name in metrics), None)
+        facts = self.facts.get("held_back_rewards")
+        if not named and not facts:
+            return reward, []
+        held_back = [*named, *(f"reward/{name}/mean" for name in facts or ())]
+        return reward, [name for name in held_back if name in metrics]
 
     def _held_back(self, row: Row, reward: float, held_back: list[str]) -> Finding | None:
         first_reward = self._reward_first.level
@@ -127,9 +131,9 @@ class RewardHackingSuspected(Rule):
 
 
 @lru_cache(maxsize=256)
-def _named(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _named(layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Metrics that are named a proxy, and those that are named the truth; remembered for each set of names."""
-    means = [name for name in names if not name.endswith("/std")]
+    means = [name for name in layout.names if name is not None and not name.endswith("/std")]
     proxies = tuple(name for name in means if PROXY.search(name.lower()))
     return proxies, tuple(name for name in means if HELD_BACK.search(name.lower()))
 
