@@ -99,7 +99,7 @@ CASES = [
     Case(
         "kl_spike",
         "warning",
-        rows(30, kl=change(12, lambda i: 0.02, lambda i: 3.0 if i == 12 else 0.02)),
+        rows(30, kl=change(12, lambda i: 0.02, lambda i: 4.0 if i == 12 else 0.02)),
         12,
         0,
         rows(30, kl=change(12, lambda i: 0.0001, lambda i: 0.01 if i == 12 else 0.0001)),

@@ -104,7 +104,10 @@ class GradNormTrend(Rule):
         assert self._calm.location is not None
         growth = math.exp(level - self._calm.location)
         easier = EASIER if beyond_band(row, self.limits) else 1.0
-        verdict = self._levels.push(growth > self.limits["warning"] / easier, growth > self.limits["error"])
+        far = level - self._calm.location > self.limits["min_z"] * max(MAD_TO_SIGMA * self._calm.scale, SMALLEST_SCALE)
+        verdict = self._levels.push(
+            far and growth > self.limits["warning"] / easier, far and growth > self.limits["error"]
+        )
         if isinstance(verdict, Verdict):
             return verdict
         return Finding(

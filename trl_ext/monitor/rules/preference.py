@@ -10,6 +10,7 @@ from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.statistics import Largest, Noise, Recent, Statistic, Window
 
 LN2 = math.log(2)
+_OTHER_LOSSES = frozenset({"nll_loss", "log_odds_ratio", "log_odds_chosen", "kl_kto"})
 _CAUSES = ("nonfinite_metric", "preference_labels_masked")
 
 
@@ -95,12 +96,14 @@ class LikelihoodDisplacement(Rule):
 
 
 class PreferenceMagnitude(Rule):
-    """The implicit rewards are large and the loss is no better than chance.
+    """The implicit rewards have moved, and the loss is worse than that of an untouched policy.
 
-    Sees: over the last logs, a median of |rewards| above 3, and a mean loss above ln 2, which an untouched policy has.
-    Matters: the policy is far from its reference and still wrong on many pairs: the updates are too large.
-    Source: trl#1236 (rewards of 5 to 14, loss between 0 and 2.5). Default: over five logs, a warning; an error when the
-    mean loss is above 4 ln 2.
+    Sees, either: (1) over five logs a median of |rewards| above 3 and a mean loss above ln 2; (2) over ten logs a
+    median above 0.3, a mean loss 15% above ln 2 and an accuracy below 0.6. Losses that are not DPO's (ORPO, CPO,
+    several added up) are left alone: they log an `nll_loss` or odds, or lie above 3 ln 2 with small rewards.
+    Matters: the policy is not where its reference is, and wrong on many pairs: updates too large, or another reference.
+    Source: trl#1236 (rewards of 5 to 14, loss between 0 and 2.5); public logs that begin at a loss of 0.84 to 0.96.
+    Default: a warning; an error when the rewards are large and the mean loss is above 4 ln 2.
     """
 
     name = "preference_magnitude"
@@ -109,28 +112,47 @@ class PreferenceMagnitude(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._losses, self._sizes = Window(int(limits["logs"])), Window(int(limits["logs"]))
+        logs, longer = int(limits["logs"]), int(limits["mismatch_logs"])
+        self._losses, self._sizes = Window(logs), Window(logs)
+        self._more_losses, self._more_sizes, self._accuracies = Recent(longer), Recent(longer), Recent(longer)
 
     def check(self, row: Row) -> Finding | Verdict:
         m = row.metrics
-        if not {"loss", "rewards/chosen", "rewards/rejected"} <= m.keys():
+        if not {"loss", "rewards/chosen", "rewards/rejected"} <= m.keys() or not _OTHER_LOSSES.isdisjoint(m):
             return Verdict.NO_DATA
-        self._losses.push(m["loss"])
-        self._sizes.push(max(abs(m["rewards/chosen"]), abs(m["rewards/rejected"])))
+        size = max(abs(m["rewards/chosen"]), abs(m["rewards/rejected"]))
+        for statistic, value in (
+            (self._losses, m["loss"]), (self._more_losses, m["loss"]), (self._sizes, size), (self._more_sizes, size),
+            (self._accuracies, m.get("rewards/accuracies", 0.0)),
+        ):  # fmt: skip
+            statistic.push(value)
         if len(self._sizes) < self._sizes.size:
             return Verdict.NO_DATA
         size, loss = self._sizes.median(), self._losses.mean()
-        if size <= self.limits["reward"] or loss <= LN2:
+        if size > self.limits["reward"] and loss > LN2:
+            error = loss > self.limits["error_loss"] * LN2
+            return self._finding(Severity.ERROR if error else Severity.WARNING, m, size, loss, len(self._sizes))
+        if len(self._more_sizes) < self._more_sizes.size:
             return Verdict.HEALTHY
+        size, loss = self._more_sizes.median(), self._more_losses.mean()
+        worse = self.limits["mismatch_loss"] * LN2 < loss < 3 * LN2
+        if (
+            worse
+            and size > self.limits["mismatch_reward"]
+            and self._accuracies.mean() < self.limits["mismatch_accuracy"]
+        ):
+            return self._finding(Severity.WARNING, m, size, loss, len(self._more_sizes))
+        return Verdict.HEALTHY
+
+    def _finding(self, severity: Severity, m: Mapping[str, float], size: float, loss: float, logs: int) -> Finding:
         spread = self._losses.quantile(1) - self._losses.quantile(0)
-        severity = Severity.ERROR if loss > self.limits["error_loss"] * LN2 else Severity.WARNING
         return Finding(
             severity, "rewards/chosen", m["rewards/chosen"],
-            f"implicit rewards are large (median size {size:.3g}) and the loss is worse than chance: mean {loss:.3g} "
-            f"over {len(self._losses)} logs (ln 2 = 0.693), varying by {spread:.3g}",
-            "1. learning_rate is too high: DPO wants 5e-7 to 5e-6 for full weights, 1e-5 to 5e-5 for LoRA. 2. "
-            "ref_model is not the policy's starting point. 3. beta is too small: raise it. 4. The batch is tiny: raise "
-            "gradient_accumulation_steps.",
+            f"implicit rewards have a median size of {size:.3g} and the loss is worse than that of an untouched "
+            f"policy: mean {loss:.3g} over {logs} logs (ln 2 = 0.693), lately varying by {spread:.3g}",
+            "1. ref_model is not the policy's starting point (an adapter that was trained before, another "
+            "checkpoint). 2. learning_rate is too high: DPO wants 5e-7 to 5e-6 for full weights, 1e-5 to 5e-5 for "
+            "LoRA. 3. beta is too small: raise it. 4. The batch is tiny: raise gradient_accumulation_steps.",
             {"loss": loss, "size": size},
         )  # fmt: skip
 
