@@ -83,8 +83,8 @@ def _table() -> list[Fault]:
     add("eos_unreachable", "stock_ppo", eos, model=never_eos)
     add("fp16", "grpo dpo sft reward", ("nonfinite_metric", *DIVERGED), model=half_precision, options={"max_steps": 30})
     add("fp16", "ppo", ("nonfinite_metric", *DIVERGED), model=half_precision, options={"total_episodes": 32 * 30})
-    value = ("value_loss_divergence", "value_explained_variance", *GRADIENT, *KL, *RATIO)
-    add("value_weight_x100", "ppo", value, options={"vf_coef": 100.0})
+    value = ("value_loss_weight", "value_loss_divergence", "value_explained_variance", *GRADIENT, *KL, *RATIO)
+    add("value_weight_x100", "ppo stock_ppo", value, options={"vf_coef": 100.0})
     add("padding_right", "stock_ppo", ("tokenizer_setup", "first_step_mismatch"), tokenizer=pads_right)
     add("pad_is_eos", "stock_ppo", ("tokenizer_setup", "eos_missing"), tokenizer=pad_is_eos)
     add("pad_is_eos", "sft", ("tokenizer_setup",), tokenizer=pad_is_eos, trainer_change=masks_pads)
@@ -109,8 +109,6 @@ def _twins() -> list[Fault]:
         for kind in ("sft", "grpo"):
             runs[f"{kind}_resume_{seed}"] = Setting(kind, seed, resume=True)
     runs["grpo_held_back_1"] = Setting("grpo", 1, held_back=True)
-    # its value model is apart, and Adam forgets the scale of a gradient
-    runs["stock_ppo_value_weight_x100"] = Setting("stock_ppo", 0, {"vf_coef": 100.0})
     # these pad and mask by themselves, whatever the tokenizer says
     for kind in ("grpo", "sft"):
         runs[f"{kind}_padding_right_1"] = Setting(kind, 1, tokenizer=pads_right)
