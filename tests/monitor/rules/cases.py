@@ -420,6 +420,16 @@ CASES = [
         rows(9, loss=0.2, **{"rewards/chosen": -9.0, "rewards/rejected": -15.0}),
     ),
     Case(
+        "preference_magnitude",
+        "warning",
+        rows(20, loss=0.9, **{"rewards/chosen": -1.5, "rewards/rejected": -1.4, "rewards/accuracies": 0.5}),
+        0,
+        9,
+        rows(
+            20, loss=0.9, nll_loss=0.8, **{"rewards/chosen": -1.5, "rewards/rejected": -1.4, "rewards/accuracies": 0.5}
+        ),
+    ),
+    Case(
         "preference_no_movement",
         "warning",
         rows(160, loss=LN2, learning_rate=1e-6, **{"rewards/margins": 0.001}),
@@ -476,9 +486,9 @@ CASES = [
     Case(
         "overfitting",
         "warning",
-        rows(30, loss=change(15, 2.0, 0.02), epoch=lambda i: i / 10),
-        15,
-        5,
+        rows(40, loss=change(20, 2.0, 0.02), epoch=lambda i: i / 10),
+        20,
+        6,
         rows(30, loss=change(5, 2.0, 0.02), epoch=lambda i: i / 40),
     ),
     Case(

@@ -123,7 +123,7 @@ class Overfitting(Rule):
     """What was seen is learnt by heart, what was not gets worse.
 
     Sees: (1) the evaluation loss above its minimum by 5% in two evaluations in a row, or above its first value at once
-    by as much, while the training loss is below what it was at that minimum; (2) from the second epoch on, for five
+    by as much, while the training loss is below what it was at that minimum; (2) from the third epoch on, for five
     logs, a training loss below a tenth of a nat, a fifth of its start, and half of what it was at the end of the first
     epoch, when the text was new (an easy task is low by then).
     Matters: the best checkpoint is behind; from here on the model gets worse where it counts.
