@@ -154,9 +154,11 @@ class Overfitting(Rule):
         if start is None or "rewards/chosen" in row.metrics:
             return Verdict.NO_DATA
         epoch = row.metrics.get("epoch", 0.0)
-        small = (
-            0 < loss < min(self.limits["loss"], start * self.limits["start_share"]) and epoch > self.limits["epochs"]
-        )
+        if epoch <= 1:
+            self._once.push(loss)
+        seen_once = self._once.median() if len(self._once) else start
+        low = 0 < loss < min(self.limits["loss"], self.limits["start_share"] * start, seen_once / 2)
+        small = low and epoch > self.limits["epochs"]
         if self._small.push(small) < self.limits["logs"]:
             return Verdict.NO_DATA
         return Finding(

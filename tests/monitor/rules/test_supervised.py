@@ -1,0 +1,41 @@
+"""An easy task is not memorised: what counts is how much lower the loss is on text that was seen before."""
+
+import pytest
+
+from trl_ext.monitor import Engine
+
+
+@pytest.mark.parametrize(
+    ("first_epoch", "later", "memorised"), [(0.12, 0.02, True), (0.05, 0.03, False), (0.5, 0.03, True)]
+)
+def test_a_low_loss_is_memorised_only_when_it_was_twice_as_high_on_new_text(first_epoch, later, memorised):
+    engine = Engine(["overfitting"])
+    losses = [2.0] * 3 + [first_epoch] * 17 + [later] * 40
+    for i, loss in enumerate(losses):
+        engine.observe(i + 1, {"loss": loss, "epoch": i / 20})
+    assert bool(engine.alerts) == memorised
+
+
+def test_it_takes_a_third_epoch():
+    engine = Engine(["overfitting"])
+    for i in range(41):
+        engine.observe(i + 1, {"loss": 2.0 if i < 20 else 0.01, "epoch": i / 20})
+    assert not engine.alerts
+    for i in range(41, 50):
+        engine.observe(i + 1, {"loss": 0.01, "epoch": i / 20})
+    assert engine.alerts[0].opened == 46
+
+
+def test_evaluations_count_from_the_lowest_and_only_while_training_still_falls():
+    def alerts(trains, evaluations):
+        engine = Engine(["overfitting"])
+        for i, (train, evaluation) in enumerate(zip(trains, evaluations, strict=True)):
+            for _ in range(8):
+                engine.observe(10 * i, {"loss": train})
+            engine.observe(10 * i, {"eval_loss": evaluation})
+        return [alert.opened for alert in engine.alerts]
+
+    assert alerts([1.0, 0.8, 0.6, 0.4], [1.0, 0.9, 0.95, 0.96]) == [30]
+    assert alerts([1.0, 0.8, 0.9, 0.9], [1.0, 0.9, 0.95, 0.96]) == []  # both rise: that is no overfitting
+    assert alerts([1.0, 0.8, 0.6, 0.4], [1.0, 0.9, 0.93, 0.94]) == []  # 5% is the noise of an evaluation
+    assert alerts([1.0, 0.8, 0.6, 0.4], [1.0, 0.9, 0.96, 0.9]) == []  # once
