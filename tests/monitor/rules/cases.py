@@ -462,6 +462,14 @@ CASES = [
         rows(60, loss=around(1.0, 0.5, 3)),
     ),
     Case(
+        "loss_flat",
+        "info",
+        rows(80, loss=around(1.5, 0.2, 5), learning_rate=lambda i: lr(i, 80)),
+        10,
+        60,
+        rows(80, loss=lambda i: 2.0 - 0.01 * i + 0.1 * (-1) ** i, learning_rate=lambda i: lr(i, 80)),
+    ),
+    Case(
         "overfitting",
         "warning",
         [

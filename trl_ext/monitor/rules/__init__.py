@@ -26,13 +26,13 @@ from trl_ext.monitor.rules.reward_components import ComponentDominance, DeadRewa
 from trl_ext.monitor.rules.reward_hacking import RewardHackingSuspected
 from trl_ext.monitor.rules.sampling import SamplingMismatch
 from trl_ext.monitor.rules.setup import TokenizerSetup
-from trl_ext.monitor.rules.supervised import LossDivergence, NoSupervisedTokens, Overfitting
+from trl_ext.monitor.rules.supervised import LossDivergence, LossFlat, NoSupervisedTokens, Overfitting
 from trl_ext.monitor.rules.value_function import ValueExplainedVariance, ValueLossDivergence, ValueLossWeight
 
 FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     "setup": (TokenizerSetup, FirstStepMismatch),
     "numerics": (NonfiniteMetric, LossScale),
-    "supervised": (NoSupervisedTokens, LossDivergence, Overfitting),
+    "supervised": (NoSupervisedTokens, LossDivergence, Overfitting, LossFlat),
     "lengths": (AllTruncated, EosMissing, LengthCollapse),
     "groups": (ZeroSignal,),
     "kl": (KLRunaway, KLHigh, KLSpike, KLNegative),

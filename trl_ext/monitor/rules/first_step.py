@@ -18,7 +18,7 @@ class FirstStepMismatch(Rule):
     Matters: the penalty pulls the policy to another model, or every log-probability carries noise.
     Source: 37 implementation details (the ratio is exactly 1 at first); a public GRPO log whose adapter was disabled
     for the reference. Default: above 0.1 nats a token (3 a sequence) a warning, above 0.3 (5 a sequence) an error:
-    models in bf16 or 4 bits start at up to 0.09 (2.6) in healthy public logs; implicit rewards above 1 a warning.
+    models in bf16 or 4 bits start at up to 0.09 (2.6) in healthy public logs; implicit rewards above 0.3 a warning.
     """
 
     name = "first_step_mismatch"

@@ -2,37 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Largest, Noise, Recent, Statistic, Window
+from trl_ext.monitor.rules.warmup import AfterWarmup
+from trl_ext.monitor.statistics import Largest, Noise, Recent, Window
 
 LN2 = math.log(2)
 _OTHER_LOSSES = frozenset({"nll_loss", "log_odds_ratio", "log_odds_chosen", "kl_kto"})
 _CAUSES = ("nonfinite_metric", "preference_labels_masked")
-
-
-class AfterWarmup(Statistic):
-    """Counts logs in which the learning rate is no longer on its way up."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._last: float | None = None
-
-    def push(self, row: Row) -> int:
-        rate = row.metrics.get("learning_rate")
-        if rate is None or (self._last is not None and rate <= self._last):
-            self.count += 1
-        self._last = rate
-        return self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "last": self._last}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count, self._last = int(state["count"]), state["last"]
 
 
 class LabelsMasked(Rule):

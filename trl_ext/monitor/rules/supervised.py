@@ -7,7 +7,8 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, LowestLevel, Start, Statistic, Streak, Window
+from trl_ext.monitor.rules.warmup import AfterWarmup
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Largest, LowestLevel, Start, Statistic, Streak, Window
 
 
 def supervised_loss(row: Row) -> float | None:
@@ -185,4 +186,55 @@ class Overfitting(Rule):
             "1. Take the checkpoint of the minimum: BestCheckpointCallback or load_best_model_at_end=True. 2. Fewer "
             "epochs, a lower learning_rate. 3. More data; LoRA instead of full weights.",
             {"best": self._best.loss},
+        )  # fmt: skip
+
+
+class LossFlat(Rule):
+    """The training loss shows no downward trend over a long stretch of the run.
+
+    Sees: the means of up to 32 blocks of the whole run, since the learning rate stopped rising: Theil-Sen's line and
+    the Mann-Kendall test, as `reward_flat`. Losses below 0.2 nats are left alone: there is little left to fall.
+    Matters: nothing is being learnt; an optimizer that does not hold the weights looks just like that.
+    Source: Mann 1945, Sen 1968. Default: at least 48 logs, and no fall at two standard deviations. An `info`, since a
+    model that already knows the data looks the same.
+    """
+
+    name = "loss_flat"
+    metrics = ("loss",)
+    statistical = True
+    explained_by = (
+        "nonfinite_metric",
+        "frozen_policy",
+        "loss_divergence",
+        "no_supervised_tokens",
+        "preference_no_movement",
+    )
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._blocks = Blocks(32)
+        self._judged = Largest()  # logs there were when it was last judged
+        self._count = AfterWarmup()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        loss = supervised_loss(row)
+        if loss is None or self._count.push(row) == 0:
+            return Verdict.NO_DATA
+        self._blocks.push(loss)
+        logs = len(self._blocks)
+        if logs < self.limits["logs"] or logs < self._judged.value + self.limits["every"]:
+            return Verdict.NO_DATA
+        self._judged.push(logs)
+        gain, z = self._blocks.trend()
+        level = self._blocks.means[-1]
+        if z < -self.limits["min_z"] or level < self.limits["smallest"]:
+            return Verdict.HEALTHY
+        return Finding(
+            Severity.INFO, "loss", loss,
+            f"loss shows no downward trend over {logs} logs: {gain:+.2g} in all, {z:+.1f} standard deviations of the "
+            f"Mann-Kendall test, around {level:.3g}",
+            "1. learning_rate is too low, or so high that nothing holds: try a tenth and ten times. 2. The optimizer "
+            "does not hold the trainable weights: compare one before and after a step. 3. The labels say nothing: "
+            "read one tokenized batch. 4. The model knows the data already: look at its answers.",
+            {"gain": gain, "z": z},
         )  # fmt: skip
