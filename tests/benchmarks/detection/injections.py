@@ -90,7 +90,8 @@ def pads_right(tokenizer):
 
 def masks_pads(trainer):
     """Transformers' collator: with pad = EOS no label is EOS, and the model never learns to stop."""
-    trainer.data_collator = DataCollatorForLanguageModeling(trainer.processing_class, mlm=False)
+    collate = DataCollatorForLanguageModeling(trainer.processing_class, mlm=False)
+    trainer.data_collator = lambda rows: collate([{"input_ids": row["input_ids"]} for row in rows])
     return trainer
 
 
