@@ -30,12 +30,13 @@ def scripted(tmp_path):
     """`scripted(callback or list, script, steps=..., **arguments)`: a trainer that logs each step and never saves by
     itself."""
 
-    def build(callback, script=lambda step: {}, steps=6, **arguments):
+    def build(callback, script=lambda step: {}, steps=6, eval_dataset=None, **arguments):
         options = {"max_steps": steps, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no",
                    "disable_tqdm": True, "per_device_train_batch_size": 2, **arguments}  # fmt: skip
         data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 64
         trainer = ScriptedTrainer(
             OneNumber(), TrainingArguments(str(tmp_path / "run"), **options), train_dataset=data,
+            eval_dataset=eval_dataset,
             callbacks=callback if callback is None or isinstance(callback, list) else [callback],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)

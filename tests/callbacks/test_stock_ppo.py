@@ -5,9 +5,10 @@ import json
 import math
 
 import pytest
-from transformers import PrinterCallback
+import torch
+from transformers import PrinterCallback, TrainerCallback
 
-from trl_ext.callbacks import PPOMonitoringCallback, TrainingStopped
+from trl_ext.callbacks import BestCheckpointCallback, PPOMonitoringCallback, TimeBudgetCallback, TrainingStopped
 from trl_ext.callbacks.stopping import ignores_control
 from trl_ext.monitor import read_metrics
 from trl_ext.monitor.metrics import KEY_MAP
@@ -99,3 +100,48 @@ def test_stock_ppo_is_told_by_its_state(stock_ppo):
 
     assert ignores_control(stock_ppo(None).state)
     assert not ignores_control(TrainerState())
+
+
+def test_the_best_policy_is_restored_and_patience_stops(stock_ppo, tmp_path):
+    seen = {}
+
+    class Scripted(TrainerCallback):
+        """Ahead of the callback under test: writes the reward, and remembers the policy."""
+
+        def on_log(self, args, state, control, logs=None, model=None, **kwargs):
+            logs["reward"] = {1: 1.0, 2: 3.0}.get(state.global_step, 2.0)
+            seen[state.global_step] = [p.detach().clone() for p in model.policy.parameters()]
+
+    callback = BestCheckpointCallback("reward", patience=2)
+    trainer = stock_ppo(None, learning_rate=0.1)
+    trainer.add_callback(Scripted())
+    trainer.add_callback(callback)
+    with pytest.raises(TrainingStopped, match="2 values of reward in a row"):
+        trainer.train()
+    assert callback.best["step"] == 2 and trainer.state.global_step == 4
+    now = list(trainer.model.policy.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(now, seen[2], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(now, seen[4], strict=True))
+
+
+def test_a_time_budget_stops_it_and_the_monitor_behind_still_writes_its_state(stock_ppo, tmp_path, monkeypatch):
+    budget, monitor = TimeBudgetCallback(seconds=3600), PPOMonitoringCallback()
+    trainer = stock_ppo(budget)
+    trainer.add_callback(monitor)
+    monkeypatch.setattr(budget, "_end", 0.0)
+    with pytest.raises(TrainingStopped, match="seconds are left"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+    assert (tmp_path / "run" / "checkpoint-1" / "trl_ext_monitor.json").is_file()
+
+
+def test_the_trackers_receive_what_the_monitor_derives(stock_ppo, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    stock_ppo(PPOMonitoringCallback(), total_episodes=16, report_to="tensorboard").train()
+    (path,) = (tmp_path / "run").rglob("events.out.tfevents*")
+    events = EventAccumulator(str(path))
+    events.Reload()
+    ratios = [event.value for event in events.Scalars("train/trl_ext/value_policy_ratio")]
+    rows = read_metrics(tmp_path / "run" / "trl_ext" / "metrics.jsonl")
+    assert ratios == pytest.approx([row["value_policy_ratio"] for row in rows], rel=1e-6) and len(ratios) == 2

@@ -134,15 +134,7 @@ def machine(utilization=True):
 
 @pytest.mark.parametrize(
     ("visible", "index", "device"),
-    [
-        (None, 1, 1),
-        ("", 2, 2),
-        ("2,0", 0, 2),
-        ("2, 0", 1, 0),
-        ("GPU-c0,GPU-a0", 0, 2),
-        ("GPU-b", 0, 1),
-        ("MIG-7", 0, 7),
-    ],
+    [(None, 1, 1), ("", 2, 2), ("2,0", 0, 2), ("2, 0", 1, 0), ("GPU-c0,GPU-a", 0, 2), ("GPU-b", 0, 1), ("MIG-7", 0, 7)],
 )
 def test_the_device_is_the_one_that_pytorch_sees(monkeypatch, visible, index, device):
     monkeypatch.setitem(sys.modules, "pynvml", machine())

@@ -1,4 +1,4 @@
-"""Two gloo processes decide alike, although only one of them sees the fault."""
+"""Two gloo processes decide alike, although they see different things."""
 
 import json
 import os
@@ -7,15 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_all_ranks_stop_when_one_sees_the_fault(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folder in which `rank_dependent_run.py` has left its runs."""
+    folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(Path(__file__).with_name("rank_dependent_run.py")), str(tmp_path)]
+    command = [sys.executable, str(Path(__file__).with_name("rank_dependent_run.py")), str(folder)]
     processes = [
         subprocess.Popen(
             command, env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True
@@ -23,18 +28,37 @@ def test_all_ranks_stop_when_one_sees_the_fault(tmp_path):
         for rank in "01"
     ]
     try:
-        errors = [process.communicate(timeout=150)[1][-3000:] for process in processes]
+        errors = [process.communicate(timeout=200)[1][-3000:] for process in processes]
     finally:
         for process in processes:
             process.kill()  # where ranks decide apart, one waits for the other for ever
     assert [process.returncode for process in processes] == [0, 0], errors
-    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    return folder
+
+
+def reports(folder):
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def test_all_ranks_stop_when_one_sees_the_fault(runs):
+    first, second = reports(runs / "monitor")
     assert first["processes"] == 2
     assert (first["step"], second["step"]) == (3, 3)
     assert (first["alerts"], second["alerts"]) == (0, 1)
     assert "another process" in first["stopped"] and "nonfinite_metric" in second["stopped"]
     assert first["heard"] == second["heard"] == 0  # on_alert speaks for the main process, which saw nothing
-    assert (tmp_path / "checkpoint-3").is_dir()
-    assert (
-        len((tmp_path / "trl_ext" / "metrics.jsonl").read_text().splitlines()) == 4
-    )  # three steps and the closing log
+    assert checkpoints(runs / "monitor") == ["checkpoint-3"]
+    lines = (runs / "monitor" / "trl_ext" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 4  # three steps and the closing log
+
+
+def test_the_best_checkpoint_and_the_end_of_time_are_the_same_on_all_ranks(runs):
+    first, second = reports(runs / "others")
+    assert first == second
+    # rank 0's metric counts; any rank's clock does, at the next common look, eight steps after the first
+    assert first == {"step": 9, "processes": 2, "best": 2, "restored": True}
+    assert checkpoints(runs / "others") == ["checkpoint-1", "checkpoint-2", "checkpoint-9"]

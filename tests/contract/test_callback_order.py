@@ -161,3 +161,18 @@ def scripted_trainer(tmp_path):
         return trainer
 
     return build
+
+
+def test_the_loader_of_the_best_model_reads_what_the_callback_writes():
+    """`load_best_model` in `trl_ext/callbacks/_best.py` calls it, `BestCheckpointCallback` fills the fields."""
+    assert list(inspect.signature(Trainer._load_best_model).parameters) == ["self"]
+    assert "self.state.best_model_checkpoint" in inspect.getsource(Trainer._load_best_model)
+    assert "best_model_checkpoint=self.state.best_model_checkpoint" in inspect.getsource(Trainer._save_checkpoint)
+    assert {"best_metric", "best_global_step", "best_model_checkpoint"} <= set(vars(TrainerState()))
+
+
+@pytest.mark.stock_ppo
+def test_stock_ppo_saves_the_policy_of_its_wrapper_alone():
+    from trl.experimental.ppo.ppo_trainer import PPOTrainer
+
+    assert "self.model.policy" in inspect.getsource(PPOTrainer.save_model)

@@ -1,0 +1,176 @@
+"""Whatever is logged, however the process dies, whatever the disk does: training goes on, and the files stay whole."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from trl_ext.callbacks import AnomalyDetectionCallback, BestCheckpointCallback, PPOMonitoringCallback
+from trl_ext.monitor import read_alerts, read_metrics
+
+ROOT = Path(__file__).parents[2]
+KEYS = ["reward", "kl", "objective/kl", "entropy", "loss", "grad_norm", "val/ratio", "loss/value_avg", "epoch",
+        "loss/policy_avg", "rewards/f/mean", "eval_loss", "train_loss", "trl_ext/alerts_open", "%", 3]  # fmt: skip
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.text(max_size=5), st.floats(), st.integers(), st.just(10**5000),
+    st.sampled_from([np.float32(0.5), np.int64(3), np.float64("nan"), np.bool_(True), np.array([1.0]), np.ones(3),
+                     torch.tensor(0.5), torch.tensor([2]), torch.ones(2), torch.tensor(float("inf")),
+                     torch.tensor(True), 1j, [1.0], {"a": 1}, object()]),
+)  # fmt: skip
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sequence=st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES), max_size=8))
+def test_no_sequence_of_logs_raises_or_changes_what_was_logged(tmp_path_factory, sequence):
+    args = TrainingArguments(str(tmp_path_factory.mktemp("run")), report_to="none", use_cpu=True)
+    state, control = TrainerState(max_steps=10, epoch=0.0), TrainerControl()
+    callbacks = [
+        PPOMonitoringCallback(warmup_steps=0, log_system_metrics=False, on_critical="stop"),
+        AnomalyDetectionCallback(output_dir=args.output_dir, log_system_metrics=False, watch={"reward": 1}),
+        BestCheckpointCallback("reward", patience=2),
+    ]
+    reported = []
+    for callback in callbacks:
+        callback.on_train_begin(args, state, control)
+    for step, logs in enumerate(sequence, start=1):
+        state.global_step, state.epoch = step, step / 3
+        before = dict(logs)
+        for callback in callbacks:
+            assert callback.on_log(args, state, control, logs=logs) is control
+            callback.on_step_end(args, state, control)
+        assert list(logs)[: len(before)] == list(before)
+        assert all(logs[key] is value for key, value in before.items())
+        assert all(str(key).startswith("trl_ext/") for key in list(logs)[len(before) :])
+    for callback in callbacks:
+        json.dumps(callback.state())
+        reported += [name for name in vars(callback) if name.startswith("_reported")]
+        callback.on_train_end(args, state, control)
+    assert reported == []  # nothing raised inside either
+    text = Path(args.output_dir, "trl_ext", "metrics.jsonl").read_text()
+    assert [json.loads(line, parse_constant=refuse)["step"] for line in text.splitlines()] == [
+        step for step, logs in enumerate(sequence, start=1)
+    ]
+
+
+def test_logs_may_be_empty_missing_or_not_to_be_changed(scripted):
+    callback = PPOMonitoringCallback(log_system_metrics=False)
+    trainer = scripted(callback)
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    from types import MappingProxyType
+
+    for logs in ({}, None, MappingProxyType({"reward": 1.0})):
+        callback.on_log(trainer.args, trainer.state, trainer.control, logs=logs)
+    assert callback.summary()["metrics"]["reward"]["last"] == 1.0
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+import torch
+from tests.callbacks.conftest import ScriptedTrainer, OneNumber
+from transformers import TrainingArguments
+from trl_ext.callbacks import PPOMonitoringCallback
+from trl_ext.monitor.files import LineFile
+
+append = LineFile.append
+def torn(self, line):
+    if '"step":7,' in line and self._path.name == "metrics.jsonl":
+        self._file.write(line[:40].encode())  # half a line is on disk when the process dies
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(self, line)
+LineFile.append = torn
+
+args = TrainingArguments({folder!r}, max_steps=12, logging_steps=1, report_to="none", use_cpu=True, save_steps=4,
+                         disable_tqdm=True, per_device_train_batch_size=2)
+data = [{{"x": torch.ones(1), "labels": torch.ones(1)}}] * 64
+trainer = ScriptedTrainer(OneNumber(), args, train_dataset=data, callbacks=[PPOMonitoringCallback(rules=["kl_high"])])
+trainer.script = lambda step: {{"objective/kl": 12.0}}
+trainer.train()
+"""
+
+
+def test_killed_in_the_middle_of_a_line_it_resumes_whole(scripted, tmp_path):
+    script = KILLED.format(root=str(ROOT), folder=str(tmp_path / "run"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    folder = tmp_path / "run" / "trl_ext"
+    assert not (folder / "metrics.jsonl").read_text().endswith("\n")
+    callback = PPOMonitoringCallback(rules=["kl_high"])
+    trainer = scripted(callback, lambda step: {"objective/kl": 12.0}, steps=12, save_strategy="steps", save_steps=4)
+    trainer.train(resume_from_checkpoint=True)
+    assert [(alert.opened, alert.evidence["logs"]) for alert in callback.alerts] == [(3, 10)]
+    events = [json.loads(line) for line in (folder / "alerts.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["step"]) for event in events] == [("opened", 3)]
+    assert len(read_alerts(folder / "alerts.jsonl")) == 1
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if "kl_per_sequence" in row]
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert json.loads((folder / "summary.json").read_text())["metrics"]["kl_per_sequence"]["logs"] == 12
+
+
+@pytest.mark.parametrize("where", ["metrics.jsonl", "alerts.jsonl", "summary.json", "trl_ext_monitor.json"])
+def test_a_full_disk_is_one_warning_and_training_goes_on(scripted, tmp_path, caplog, monkeypatch, where):
+    if where in ("summary.json", "trl_ext_monitor.json"):
+        replace = os.replace
+
+        def no_space(source, target):
+            if str(target).endswith(where):
+                raise OSError(28, "No space left on device")
+            replace(source, target)
+
+        monkeypatch.setattr("os.replace", no_space)
+    else:
+        if not os.path.exists("/dev/full"):
+            pytest.skip("needs /dev/full, which Linux has")
+        (tmp_path / "run" / "trl_ext").mkdir(parents=True)
+        (tmp_path / "run" / "trl_ext" / where).symlink_to("/dev/full")
+    callback = PPOMonitoringCallback(rules=["kl_high"], log_system_metrics=False)
+    trainer = scripted(callback, lambda step: {"objective/kl": 40.0 if step % 9 < 4 else 1.0}, steps=20,
+                       save_strategy="steps", save_steps=2)  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 20 and callback.alerts
+    warnings = [record for record in caplog.records if "No space left" in record.getMessage()]
+    assert len(warnings) == 1
+
+
+def test_a_state_file_that_was_cut_off_starts_the_monitor_afresh(scripted, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    scripted(PPOMonitoringCallback(rules=["kl_high"]), steps=2, **saving).train()
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    for damage in ('{"step": 2, "sl', "[]", '{"step": 2, "slot": 1}'):
+        (checkpoint / "trl_ext_monitor.json").write_text(damage)
+        callback = PPOMonitoringCallback(rules=["kl_high"])
+        trainer = scripted(callback, lambda step: {"objective/kl": 40.0}, steps=6, **saving)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+        assert trainer.state.global_step == 6 and [alert.opened for alert in callback.alerts] == [5]
+
+
+def test_zero_and_sharded_models_are_left_alone(scripted):
+    class Untouchable:
+        def __getattr__(self, name):
+            if name in ("config", "module", "policy"):
+                raise AttributeError(name)
+            raise AssertionError(f"{name} of the model was touched")
+
+    callback = PPOMonitoringCallback(log_system_metrics=False)
+    trainer = scripted(callback)
+    event = {"model": Untouchable(), "optimizer": SimpleNamespace(), "processing_class": None, "train_dataloader": None}
+    callback.on_train_begin(trainer.args, trainer.state, trainer.control, **event)
+    callback.on_log(trainer.args, trainer.state, trainer.control, logs={"loss": math.pi}, **event)
+    callback.on_save(trainer.args, trainer.state, trainer.control, **event)
+    callback.on_train_end(trainer.args, trainer.state, trainer.control, **event)
+    assert callback.summary()["logs"] == 1
