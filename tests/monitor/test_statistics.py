@@ -191,6 +191,19 @@ def test_a_share_tells_how_many_parts_there_are(shares, parts):
     assert after(Share(), shares).parts == parts
 
 
+@some
+@given(st.integers(1, 64), st.data())
+def test_a_share_never_finds_more_parts_than_there_are_and_all_of_them_at_one_in_n(n, data):
+    share = Share()
+    for k in data.draw(st.lists(st.integers(0, n), max_size=12)):
+        share.push(k / n)
+        assert 1 <= share.parts <= n
+    share.push(data.draw(st.sampled_from([1, n - 1])) / n)
+    assert share.parts == n
+    share.push(1 / 200)  # more than a batch of such things would be
+    assert share.parts == 64 and after(Share(8), [0.5]).parts == 8
+
+
 def test_a_full_log_is_as_likely_as_all_its_parts_were_before():
     share = Share()
     assert share.chance(3, parts=2) == 0.5**6
@@ -203,6 +216,7 @@ def test_a_full_log_is_as_likely_as_all_its_parts_were_before():
 @given(series)
 def test_largest_is_the_maximum_and_at_least_zero(values):
     assert after(Largest(), values).value == max(0.0, np.max(values))
+    assert after(Largest(-math.inf), values).value == np.max(values)
 
 
 @some
@@ -353,8 +367,9 @@ def read(statistic):
 
 @pytest.mark.parametrize("name", BUILD)
 @some
-@given(values=series, at=st.integers(0, 60))
-def test_state_survives_strict_json_and_goes_on_as_if_never_stopped(name, values, at):
+@given(values=series, share=st.floats(0, 1))
+def test_state_survives_strict_json_and_goes_on_as_if_never_stopped(name, values, share):
+    at = round(share * len(values))
     stopped = after(BUILD[name](), values[:at])
     state = json.dumps(stopped.state_dict(), allow_nan=False)
     resumed = BUILD[name]()
