@@ -1,7 +1,8 @@
 """The faults of the real tiny runs, each injected into the training itself, and their healthy twins.
 
 `expected` names the rules that say what is wrong: the cause where the logs or the trainer's arguments show it, else the
-symptom that it must lead to. `starts` is the row (from 0) at which the fault begins.
+symptom that it must lead to. `starts` is the row (from 0) at which the fault begins; a run that is stopped half way
+logs one row more there, its summary.
 """
 
 from dataclasses import dataclass, replace
@@ -88,9 +89,9 @@ def _table() -> list[Fault]:
     add("padding_right", "stock_ppo", ("tokenizer_setup", "first_step_mismatch"), tokenizer=pads_right)
     add("pad_is_eos", "stock_ppo", ("tokenizer_setup", "eos_missing"), tokenizer=pad_is_eos)
     add("pad_is_eos", "sft", ("tokenizer_setup",), tokenizer=pad_is_eos, trainer_change=masks_pads)
-    add("data_order", "sft", ("resume_discontinuity",), HALF, resume=True,
+    add("data_order", "sft", ("resume_discontinuity",), HALF + 1, resume=True,
         options={"ignore_data_skip": True})  # fmt: skip
-    add("data_order", "grpo dpo", ("resume_discontinuity",), HALF, resume=True, data=other_order)
+    add("data_order", "grpo dpo", ("resume_discontinuity",), HALF + 1, resume=True, data=other_order)
     grows = ("length_drift", "all_truncated", "reward_hacking_suspected")
     add("pays_length", "grpo", grows, reward=long_texts, options=LONG)
     add("pays_length", "ppo", (*grows, "eos_missing"), reward=long_texts, options=LONG_PPO)

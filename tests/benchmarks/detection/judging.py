@@ -69,10 +69,9 @@ def load_runs(folder: Path) -> list[Case]:
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             if rows:
                 verdict = "troubled" if kind == "runs" else "healthy"
-                resumed = rows[about["starts"]]["step"] if "data_order" in path.name else None
                 facts, expected = about["facts"], tuple(about["expected"])
                 cases.append(Case(f"real/{path.stem}", "real", path.stem, about["trainer"], rows, expected,
-                                  about["starts"], verdict, facts, resumed))  # fmt: skip
+                                  about["starts"], verdict, facts, about["resumed_at"]))  # fmt: skip
     return cases
 
 

@@ -28,8 +28,8 @@ def monitor() -> Any:
 
 
 def record(setting: Setting) -> dict[str, Any]:
-    """`{"rows", "alerts", "facts", "error"}`; a run that its fault ends early is a result too."""
-    recorder, watcher, error = Recorder(), monitor(), None
+    """`{"rows", "alerts", "facts", "error", "resumed_at"}`; a run that its fault ends early is a result too."""
+    recorder, watcher, error, resumed_at = Recorder(), monitor(), None, None
     with tempfile.TemporaryDirectory() as folder:
         try:
             if setting.resume:
@@ -37,6 +37,7 @@ def record(setting: Setting) -> dict[str, Any]:
                 first = build(half, folder, [recorder, watcher])
                 first.add_callback(_StopAt(STEPS // 2))
                 first.train()
+                resumed_at = STEPS // 2 + 1
                 watcher = monitor()
                 build(setting, folder, [recorder, watcher]).train(resume_from_checkpoint=True)
             else:
@@ -44,7 +45,10 @@ def record(setting: Setting) -> dict[str, Any]:
         except Exception as problem:
             error = f"{type(problem).__name__}: {str(problem).strip()[:200]}"
     facts = dict(watcher._run.engine.facts)  # what the callback read of the arguments, the tokenizer and the data
-    return {"rows": recorder.rows, "alerts": [a.to_dict() for a in watcher.alerts], "facts": facts, "error": error}
+    return {
+        "rows": recorder.rows, "alerts": [a.to_dict() for a in watcher.alerts], "facts": facts, "error": error,
+        "resumed_at": resumed_at,
+    }  # fmt: skip
 
 
 class _StopAt(TrainerCallback):
