@@ -190,5 +190,5 @@ def _number(what: str, value: Any) -> float:
 
 def _severity(name: Any) -> Severity:
     if name not in tuple(Severity):
-        raise unknown_name("severity", str(name), list(Severity))
+        raise unknown_name("severity", str(name), [severity.value for severity in Severity])
     return Severity(name)

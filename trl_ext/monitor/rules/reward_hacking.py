@@ -1,6 +1,7 @@
 """A reward that rises for the wrong reason."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
@@ -139,10 +140,16 @@ def _named(layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def change_correlation(x: list[float], y: list[float]) -> float:
-    """Pearson's correlation of the changes from each number to the next; 0 when one of the two never changes."""
-    dx = [b - a for a, b in pairwise(x)]
-    dy = [b - a for a, b in pairwise(y)]
-    mx, my = sum(dx) / len(dx), sum(dy) / len(dy)
-    sxy = sum((a - mx) * (b - my) for a, b in zip(dx, dy, strict=True))
-    sxx, syy = sum((a - mx) ** 2 for a in dx), sum((b - my) ** 2 for b in dy)
+    """Spearman's correlation of the changes from each number to the next, so that one jump of both counts as one of
+    many; 0 when one of the two never changes."""
+    dx, dy = (_ranks([b - a for a, b in pairwise(values)]) for values in (x, y))
+    middle = (len(dx) - 1) / 2
+    sxy = sum((a - middle) * (b - middle) for a, b in zip(dx, dy, strict=True))
+    sxx, syy = sum((a - middle) ** 2 for a in dx), sum((b - middle) ** 2 for b in dy)
     return sxy / (sxx * syy) ** 0.5 if sxx > 0 and syy > 0 else 0.0
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """From 0; equal values share the mean of their ranks."""
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + bisect_right(ordered, value) - 1) / 2 for value in values]
