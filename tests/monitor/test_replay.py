@@ -330,3 +330,15 @@ def test_any_file_is_read_or_refused_by_a_user_error(tmp_path_factory, lines):
         assert "\n" not in str(error)
     else:
         json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_numbers_that_were_written_as_strings_are_numbers(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"step": i, "loss": "0.5", "grad_norm": "nan" if i == 3 else "1.2"}) + "\n" for i in range(6)
+        )
+    )
+    log = read_log(path)
+    rows = list(log.rows)
+    assert rows[0].logs["loss"] == 0.5 and math.isnan(rows[3].logs["grad_norm"])

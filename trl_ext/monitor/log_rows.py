@@ -13,7 +13,6 @@ STEP_KEYS = (
 _INDEX_KEYS = {*STEP_KEYS, "", "Unnamed: 0"} - {"current_steps"}  # which also tells LLaMA-Factory's logs
 _SUMMARY = {"train_runtime", "train_loss", "total_flos", "train_samples_per_second", "train_steps_per_second"}
 _PROGRESS = {"epoch", "num_tokens", "episode"}
-_WORDS = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
 
 
 class LogRow(NamedTuple):
@@ -103,7 +102,8 @@ def _names(nonfinite: Any) -> list[str]:
 
 
 def _without_missing(record: dict[str, Any]) -> dict[str, Any]:
-    """Without the `null`s of a table (pandas writes one for each key of the other rows); W&B's `"NaN"` is a number.
+    """Without the `null`s of a table (pandas writes one for each key of the other rows); strings that are numbers become
+    numbers.
 
     TRL logs `None` beside numbers of the same kind of row; an evaluation says nothing of training metrics.
     """
@@ -113,8 +113,16 @@ def _without_missing(record: dict[str, Any]) -> dict[str, Any]:
     if str in map(type, record.values()):
         for key, value in record.items():
             if isinstance(value, str):
-                record[key] = _WORDS.get(value.strip().lower(), value)
+                record[key] = _number(value)
     return record
+
+
+def _number(text: str) -> float | str:
+    """Transformers 5 prints, and ms-swift and Axolotl write, numbers as strings."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _kind(key: str) -> str:

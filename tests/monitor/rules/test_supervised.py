@@ -39,3 +39,14 @@ def test_evaluations_count_from_the_lowest_and_only_while_training_still_falls()
     assert alerts([1.0, 0.8, 0.9, 0.9], [1.0, 0.9, 0.95, 0.96]) == []  # both rise: that is no overfitting
     assert alerts([1.0, 0.8, 0.6, 0.4], [1.0, 0.9, 0.93, 0.94]) == []  # 5% is the noise of an evaluation
     assert alerts([1.0, 0.8, 0.6, 0.4], [1.0, 0.9, 0.96, 0.9]) == []  # once
+
+
+def test_each_evaluation_set_is_followed_by_itself():
+    engine = Engine(["overfitting"])
+    for i, (train, a, b) in enumerate([(1.0, 1.0, 5.0), (0.8, 0.9, 4.0), (0.6, 0.95, 3.0), (0.4, 0.96, 2.0)]):
+        for _ in range(8):
+            engine.observe(10 * i, {"loss": train})
+        engine.observe(10 * i, {"eval_easy_loss": a})
+        engine.observe(10 * i, {"eval_hard_loss": b})
+    (alert,) = engine.alerts
+    assert (alert.opened, alert.metric) == (30, "eval/easy/loss") and "(eval/easy/loss)" in alert.message

@@ -1,12 +1,30 @@
 """Training that changes nothing."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import Constant, Largest, Streak
+from trl_ext.monitor.rules.supervised import evaluation_losses
+from trl_ext.monitor.statistics import Constant, Largest, Statistic, Streak
+
+
+class _First(Statistic):
+    """The first name that came."""
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+
+    def push(self, name: str) -> None:
+        self.first = self.first or name
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first = state["first"]
 
 
 class FrozenPolicy(Rule):
@@ -24,7 +42,7 @@ class FrozenPolicy(Rule):
     """
 
     name = "frozen_policy"
-    metrics = ("grad_norm", "kl_per_token", "kl_per_sequence", "rewards/margins", "eval/loss")
+    metrics = ("grad_norm", "kl_per_token", "kl_per_sequence", "rewards/margins", "eval/*")
     explained_by = (
         "nonfinite_metric",
         "zero_signal",
@@ -37,12 +55,13 @@ class FrozenPolicy(Rule):
         super().__init__(limits, window)
         self._no_gradient, self._no_distance, self._no_margin = Streak(), Streak(), Streak()
         self._evaluation = Constant()
+        self._set = _First()
         self._gradients = Largest()
 
     def check(self, row: Row) -> Finding | Verdict:
         m = row.metrics
-        if "eval/loss" in m and "loss" not in m:
-            return self._evaluated(m["eval/loss"])
+        if evaluations := evaluation_losses(row.layout):
+            return self._evaluated(m.get(evaluations[0]), evaluations[0])
         if m.get("learning_rate", 1.0) == 0:
             return Verdict.NO_DATA
         limits = self.limits
@@ -72,12 +91,15 @@ class FrozenPolicy(Rule):
         moving = self._no_gradient.count == self._no_distance.count == self._no_margin.count == 0
         return Verdict.HEALTHY if moving else Verdict.NO_DATA
 
-    def _evaluated(self, loss: float) -> Finding | Verdict:
-        if self._evaluation.push(loss) < self.limits["evaluations"]:
+    def _evaluated(self, loss: float | None, name: str) -> Finding | Verdict:
+        """Only the first evaluation set is followed; where several are logged, each has a log of its own."""
+        self._set.push(name)
+        if loss is None or name != self._set.first:
             return Verdict.NO_DATA
-        return _finding(
-            "eval/loss", loss, f"the evaluation loss is {loss:.6g} to the last digit, {self._evaluation.count} times"
-        )
+        times = self._evaluation.push(loss)
+        if times < self.limits["evaluations"]:
+            return Verdict.NO_DATA
+        return _finding(name, loss, f"the evaluation loss is {loss:.6g} to the last digit, {times} times")
 
 
 def _finding(metric: str, value: float, what: str, severity: Severity = Severity.ERROR) -> Finding:

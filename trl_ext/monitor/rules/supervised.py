@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from trl_ext.monitor.alerts import Severity
-from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.rules.reward_components import Functions
 from trl_ext.monitor.rules.warmup import AfterWarmup
 from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Largest, LowestLevel, Start, Statistic, Streak, Window
 
@@ -101,38 +103,50 @@ class LossDivergence(Rule):
         )  # fmt: skip
 
 
-class _BestEvaluation(Statistic):
-    """The lowest evaluation loss, and the training loss of that time."""
+class _Evaluations(Statistic):
+    """Of one evaluation set: the lowest loss, the training loss of that time, and how often in a row it was
+    exceeded."""
 
     def __init__(self) -> None:
-        self.loss = math.inf
+        self.best = math.inf
         self.train: float | None = None
+        self.rises = 0
 
-    def push(self, loss: float, train: float | None) -> None:
-        if loss < self.loss:
-            self.loss, self.train = loss, train
+    def push(self, loss: float, train: float | None, rise: float) -> int:
+        if loss < self.best:
+            self.best, self.train = loss, train
+        fell = train is not None and self.train is not None and train < self.train
+        self.rises = self.rises + 1 if fell and loss > (1 + rise) * self.best > 0 else 0
+        return self.rises
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loss": None if self.loss == math.inf else self.loss, "train": self.train}
+        return {"best": None if self.best == math.inf else self.best, "train": self.train, "rises": self.rises}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loss = math.inf if state["loss"] is None else state["loss"]
-        self.train = state["train"]
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.train, self.rises = state["train"], int(state["rises"])
+
+
+@lru_cache(maxsize=256)
+def evaluation_losses(layout: Layout) -> tuple[str, ...]:
+    """The losses of evaluation sets in a log that has none of training."""
+    names = [name for name in layout.names if name is not None]
+    return () if "loss" in names else tuple(n for n in names if n.startswith("eval/") and n.endswith("/loss"))
 
 
 class Overfitting(Rule):
     """What was seen is learnt by heart, what was not gets worse.
 
-    Sees: (1) the evaluation loss above its minimum by 5% in two evaluations in a row, or above its first value at once
-    by as much, while the training loss is below what it was at that minimum; (2) from the third epoch on, for five
-    logs, a training loss below a tenth of a nat, a fifth of its start, and half of what it was at the end of the first
-    epoch, when the text was new (an easy task is low by then).
+    Sees: (1) the loss of an evaluation set above its minimum by 5% in two evaluations in a row, while the training loss
+    is below what it was at that minimum; (2) from the third epoch on, for five logs, a training loss below a tenth of a
+    nat, a fifth of its start, and half of what it was at the end of the first epoch, on new text (an easy task
+    is low by then).
     Matters: the best checkpoint is behind; from here on the model gets worse where it counts.
     Source: two public logs (SFT over six epochs; DPO on noise). Default: warning.
     """
 
     name = "overfitting"
-    metrics = ("loss", "eval/loss")
+    metrics = ("loss", "eval/*")
     explained_by = ("nonfinite_metric", "loss_divergence", "no_supervised_tokens")
     close_after = 10
 
@@ -140,12 +154,12 @@ class Overfitting(Rule):
         super().__init__(limits, window)
         self._start, self._recent = Start(int(limits["start_logs"])), Window(8)
         self._once = Window(8)  # losses of the first epoch: text seen for the first time
-        self._best = _BestEvaluation()
-        self._rises, self._small = Streak(), Streak()
+        self._evaluations = Functions(_Evaluations)
+        self._small = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
-        if "eval/loss" in row.metrics and "loss" not in row.metrics:
-            return self._evaluated(row.metrics["eval/loss"])
+        if evaluations := evaluation_losses(row.layout):
+            return self._evaluated(row, evaluations)
         loss = supervised_loss(row)
         if loss is None:
             return Verdict.NO_DATA
@@ -171,21 +185,29 @@ class Overfitting(Rule):
             {"epoch": epoch},
         )  # fmt: skip
 
-    def _evaluated(self, loss: float) -> Finding | Verdict:
-        train = self._recent.median() if self._recent else None
-        self._best.push(loss, train)
-        rise = loss / self._best.loss - 1 if self._best.loss > 0 else 0.0
-        fell = train is not None and self._best.train is not None and train < self._best.train
-        rises = self._rises.push(rise > self.limits["rise"] and fell)
-        if rises < self.limits["evaluations"]:
-            return Verdict.NO_DATA if rises else Verdict.HEALTHY
+    def _evaluated(self, row: Row, names: tuple[str, ...]) -> Finding | Verdict:
+        train = self._recent.median() if len(self._recent) else None
+        verdict: Finding | Verdict = Verdict.HEALTHY
+        for name in names:
+            evaluations, loss = self._evaluations.get(name), row.metrics.get(name)
+            if evaluations is None or loss is None:
+                continue
+            rises = evaluations.push(loss, train, self.limits["rise"])
+            if rises >= self.limits["evaluations"] and not isinstance(verdict, Finding):
+                verdict = self._rose(name, loss, train, evaluations)
+            elif rises and verdict is Verdict.HEALTHY:
+                verdict = Verdict.NO_DATA
+        return verdict
+
+    def _rose(self, name: str, loss: float, train: float | None, evaluations: _Evaluations) -> Finding:
+        of = "" if name == "eval/loss" else f" ({name})"
         return Finding(
-            Severity.WARNING, "eval/loss", loss,
-            f"evaluation loss rose to {loss:.4g} from {self._best.loss:.4g} at its best, while the training loss fell "
-            f"from {self._best.train:.4g} to {train:.4g}",
+            Severity.WARNING, name, loss,
+            f"evaluation loss{of} rose to {loss:.4g} from {evaluations.best:.4g} at its best, while the training loss "
+            f"fell from {evaluations.train:.4g} to {train:.4g}",
             "1. Take the checkpoint of the minimum: BestCheckpointCallback or load_best_model_at_end=True. 2. Fewer "
             "epochs, a lower learning_rate. 3. More data; LoRA instead of full weights.",
-            {"best": self._best.loss},
+            {"best": evaluations.best},
         )  # fmt: skip
 
 
