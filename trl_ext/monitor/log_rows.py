@@ -102,8 +102,8 @@ def _names(nonfinite: Any) -> list[str]:
 
 
 def _without_missing(record: dict[str, Any]) -> dict[str, Any]:
-    """Without the `null`s of a table (pandas writes one for each key of the other rows); strings that are numbers become
-    numbers.
+    """Without the `null`s of a table (pandas writes one for each key of the other rows); strings that are numbers
+    become numbers.
 
     TRL logs `None` beside numbers of the same kind of row; an evaluation says nothing of training metrics.
     """

@@ -121,3 +121,22 @@ def test_the_correlation_of_changes_is_spearmans(digits):
     changes = [[b - a for a, b in pairwise(values)] for values in (x, y)]
     assert change_correlation(x, y) == pytest.approx(spearmanr(*changes).statistic)
     assert change_correlation([1.0] * 30, y) == 0.0
+
+
+@pytest.mark.parametrize(("after", "closed"), [(0.049, 4), (0.051, None)])
+def test_an_update_that_was_too_large_is_over_below_half_of_the_limit(after, closed):
+    (alert,) = alerts("approx_kl_spike", [{"policy/approxkl_avg": value} for value in (0.01, 0.01, 0.3, after)])
+    assert alert.closed == closed
+
+
+@pytest.mark.parametrize(("gain", "severity"), [(1.1, "warning"), (1.3, "info")])
+def test_a_dead_function_matters_unless_the_reward_gains_three_standard_errors(gain, severity):
+    # changes of 2 from log to log: a noise of sqrt(2), so that three standard errors of two means of 16 are 1.5
+    rows = [{"reward": (-1.0) ** i + (gain * 1.25 if i > 20 else 0.0), "rewards/f/mean": 0.0} for i in range(110)]
+    assert severities("dead_reward_component", rows) == [severity]
+
+
+def test_the_messages_of_entropy_give_the_factor():
+    rows = [{"entropy": 0.5, "reward": 0.1}] * 5 + [{"entropy": 1.5, "reward": 0.1}] * 12
+    (alert,) = alerts("entropy_explosion", rows)
+    assert "1.5 nats a token, 3 times its start (0.5)" in alert.message
