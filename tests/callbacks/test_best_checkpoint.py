@@ -61,6 +61,12 @@ def test_it_is_safe_from_the_rotation_of_checkpoints(scripted, tmp_path):
     assert checkpoints(tmp_path) == ["checkpoint-2", "checkpoint-6"]
 
 
+def test_it_is_safe_also_where_nothing_else_is_saved(scripted, tmp_path):
+    # the only other checkpoint is that of the stop; with a limit of 1 Transformers keeps the best alone at the end
+    scripted(BestCheckpointCallback("reward", patience=2), reward, steps=6, save_total_limit=1).train()
+    assert checkpoints(tmp_path) == ["checkpoint-2"]
+
+
 @pytest.mark.parametrize(
     ("options", "script", "stops", "best"),
     [

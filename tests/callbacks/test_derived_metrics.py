@@ -110,14 +110,14 @@ class Keeper(TrainerCallback):
 
 def test_the_policy_loss_is_averaged_over_the_window():
     view, rng = PPOView(8), np.random.default_rng(0)
-    sizes = np.abs(rng.normal(size=50))
+    losses = rng.normal(size=50)
     mean = None
-    for n, size in enumerate(sizes, start=1):
-        mean = size if mean is None else mean + (size - mean) / min(n, 8)
-        got = view._ratios({"loss/policy_avg": float(size), "loss/value_avg": 3.0})
+    for n, loss in enumerate(losses, start=1):
+        mean = abs(loss) if mean is None else mean + (abs(loss) - mean) / min(n, 8)
+        got = view._ratios({"loss/policy_avg": float(loss), "loss/value_avg": 3.0})
         assert got == {"value_policy_ratio": pytest.approx(3.0 / mean)}
         if n == 8:
-            assert mean == pytest.approx(sizes[:8].mean())
+            assert mean == pytest.approx(np.abs(losses[:8]).mean())
 
 
 @pytest.mark.parametrize("loss", [0.0, math.nan, None, "x", 10**400])

@@ -53,11 +53,11 @@ def test_it_stops_before_the_step_that_would_not_fit(scripted, tmp_path, clock, 
 
 
 def test_the_slowest_step_counts(scripted, clock):
-    durations = {step: 30 if step == 3 else 1 for step in range(1, 99)}
-    trainer = clock.slow_steps(scripted(TimeBudgetCallback(seconds=60, reserve=0), steps=40), durations)
+    durations = {step: 20 if step == 2 else 1 for step in range(1, 99)}
+    trainer = clock.slow_steps(scripted(TimeBudgetCallback(seconds=45, reserve=0), steps=40), durations)
     trainer.train()
-    # 32 are gone after step 3, and another 30 would not fit into the rest
-    assert trainer.state.global_step == 3
+    # 26 are gone after step 7, and another 20 would not fit into the rest
+    assert trainer.state.global_step == 7
 
 
 def test_the_slowest_step_is_forgotten_in_time(scripted, clock):
