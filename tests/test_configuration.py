@@ -283,3 +283,10 @@ def test_the_exit_status_reaches_the_shell():
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: unknown option --nothing")
     assert "Traceback" not in done.stderr
+
+
+def test_an_option_given_twice_is_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("learning_rate: 1e-4\nseed: 1\nlearning_rate: 1e-5\n")
+    with pytest.raises(UserError, match=r"line 3: .*'learning_rate' is given twice"):
+        parse((SFTConfig,), ["--config", str(path)])

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # A module imports only from the layers named before its own, and from its own.
 LAYERS = (
     "errors",
+    "strict_yaml",
     "functional",
     "monitor",
     "checkpoints",

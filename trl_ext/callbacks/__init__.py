@@ -1,19 +1,25 @@
 """Callbacks for any TRL trainer: put one in `callbacks=[...]`."""
 
-from trl_ext.callbacks.anomaly_detection import AnomalyDetectionCallback
-from trl_ext.callbacks.best_checkpoint import BestCheckpointCallback
-from trl_ext.callbacks.console import ConsoleCallback
-from trl_ext.callbacks.ppo_monitoring import PPOMonitoringCallback
-from trl_ext.callbacks.reporting_guard import guard_reporting
-from trl_ext.callbacks.stopping import TrainingStopped
-from trl_ext.callbacks.time_budget import TimeBudgetCallback
+import importlib
 
-__all__ = [
-    "AnomalyDetectionCallback",
-    "BestCheckpointCallback",
-    "ConsoleCallback",
-    "PPOMonitoringCallback",
-    "TimeBudgetCallback",
-    "TrainingStopped",
-    "guard_reporting",
-]
+# Resolved on first use: the command line reads the files of rules and thresholds without waiting for Transformers
+_HOME = {
+    "AnomalyDetectionCallback": "anomaly_detection",
+    "BestCheckpointCallback": "best_checkpoint",
+    "ConsoleCallback": "console",
+    "PPOMonitoringCallback": "ppo_monitoring",
+    "TimeBudgetCallback": "time_budget",
+    "TrainingStopped": "stopping",
+    "guard_reporting": "reporting_guard",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'trl_ext.callbacks' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"trl_ext.callbacks.{_HOME[name]}"), name)
+
+
+def __dir__():
+    return [*globals(), *__all__]

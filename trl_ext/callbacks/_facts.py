@@ -41,6 +41,7 @@ def read_facts(args: TrainingArguments, state: TrainerState, trainer: Any = None
             facts["warmup_steps"] = args.get_warmup_steps(state.max_steps)
     facts["logging_steps"] = 1 if stock_ppo else state.logging_steps  # stock PPO logs every update
     facts["held_back_rewards"] = _held_back(args, trainer)
+    facts |= _read(_group_facts, args, facts["logging_steps"])
     facts |= _read(_model_facts, event.get("model")) | _read(_tokenizer_facts, event.get("processing_class"))
     facts["data"] = _read(_data_facts, args, state, stock_ppo, event.get("train_dataloader")) or None
     return {fact: value for fact, value in facts.items() if value is not None}
@@ -61,6 +62,16 @@ def _held_back(args: TrainingArguments, trainer: Any) -> list[str] | None:
     if not names or not weights or len(names) != len(weights):
         return None
     return [name for name, weight in zip(names, weights, strict=True) if weight == 0]
+
+
+def _group_facts(args: TrainingArguments, logging_steps: int) -> dict[str, Any]:
+    """How many completions, and groups of them, a log is a mean of: those of one generation at least."""
+    group, batch = getattr(args, "num_generations", None), getattr(args, "generation_batch_size", None)
+    if not group or not batch:
+        return {}
+    a_step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    completions = max(batch, a_step * logging_steps)
+    return {"completions_per_log": completions, "groups_per_log": max(completions // group, 1)}
 
 
 def _model_facts(model: Any) -> dict[str, Any]:

@@ -24,8 +24,6 @@ from trl_ext.monitor.alerts import Alert, Severity
 
 logger = logging.getLogger(__name__)
 
-# fp16's loss scaler skips a step whose gradient overflowed, so a NaN grad_norm now and then is its normal work
-_FP16_THRESHOLDS = {"nonfinite_metric.grad_norm_logs": 3}
 _PREFIX = "trl_ext"  # of what is added to the trainer's logs
 
 
@@ -36,7 +34,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._options = options
         self.slot = 0  # which of several monitors of a run this is, from 1; 0 before it is known
         self._facts: dict[str, Any] = {}
-        self._run = self._new_run({})
+        self._run = self._new_run()
         self._untouched = self._run.engine.state_dict()
         self._stop = StopDecision()
         self._step = 0
@@ -45,8 +43,8 @@ class MonitoredTraining(TrainerCallback, ExportableState):
     def _new_view(self) -> PPOView | None:
         return None
 
-    def _new_run(self, thresholds: Mapping[str, Any]) -> MonitoredRun:
-        engine = self._options.engine(thresholds, self._facts)
+    def _new_run(self) -> MonitoredRun:
+        engine = self._options.engine(self._facts)
         return MonitoredRun(engine, self._options.history_size, self._new_view())
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +77,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._run.finish(completed=False)  # of an earlier train() that raised
         self.slot = self.slot or claim_late_slot(self, calling_handler(self), MonitoredTraining)
         self._facts = read_facts(args, state, calling_trainer(self), **event)
-        self._run = self._new_run(_FP16_THRESHOLDS if args.fp16 else {})
+        self._run = self._new_run()
         self._run.engine.load_state_dict(self._untouched)  # rule instances may have seen an earlier run
         self._resume(args, state)
         keep_one(state, type(self).__name__, self.state())

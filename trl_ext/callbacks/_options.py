@@ -48,10 +48,10 @@ class MonitorOptions:
             self.custom_rules = read_rules(self.custom_rules)
         self.custom_rules = _as_list("custom_rules", self.custom_rules)
 
-    def engine(self, thresholds: Mapping[str, Any], facts: Mapping[str, Any]) -> Engine:
-        """A new engine; the user's own thresholds win over `thresholds`."""
+    def engine(self, facts: Mapping[str, Any]) -> Engine:
+        """A new engine."""
         return Engine(
-            self.rules, {**thresholds, **self.thresholds}, preset=self.preset, watch=self.watch,
+            self.rules, self.thresholds, preset=self.preset, watch=self.watch,
             custom_rules=self.custom_rules, facts=facts, warmup_steps=self.warmup_steps, window=self.window,
         )  # fmt: skip
 

@@ -2,18 +2,17 @@
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jsonschema
-import yaml
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.names import unknown_name
 from trl_ext.monitor.rules import Rule
 from trl_ext.monitor.rules.custom import COMPARISONS
+from trl_ext.strict_yaml import read_yaml
 
 # One rule. What it leaves out takes the defaults of `monitor.rules.custom.custom_rule`.
 SCHEMA: dict[str, Any] = {
@@ -50,7 +49,7 @@ def read_rules(rules: CustomRules | None) -> list[Any]:
     if not isinstance(rules, str | os.PathLike):
         return list(rules)
     path = os.fspath(rules)
-    content = _read_yaml(path)
+    content = read_yaml(path)
     if isinstance(content, Mapping) and list(content) == ["rules"]:
         content = content["rules"]
     if not isinstance(content, list) or not content:
@@ -90,38 +89,3 @@ def _in_words(error: jsonschema.ValidationError) -> str:
     if error.validator == "type":
         return f"{key} must be {_WORDS[wanted]}, not {error.instance!r}"
     return f"{key} must be at least {wanted}" if error.validator == "minimum" else f"{key} must not be empty"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error, and `1e-3` a number as in YAML 1.2 and JSON."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def _read_yaml(path: str) -> Any:
-    text = ""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        return yaml.load(text, _StrictLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'no UTF-8 text'}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        lines = text.splitlines()
-        quotes = mark and mark.line < len(lines) and "comparison" in lines[mark.line]
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise UserError(f"{path}{place}: {problem}{'; write the comparison in quotes' if quotes else ''}") from error

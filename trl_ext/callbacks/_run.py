@@ -49,6 +49,7 @@ class MonitoredRun:
     def start(self, folder: Path, system_metrics: bool, gpu_index: int | None) -> None:
         """For the main process; the others judge the same logs, write nothing and measure nothing."""
         self._files = RunFiles(folder)
+        self._files.facts(self.engine.facts)
         self._system = SystemMetrics(gpu_index) if system_metrics else None
 
     def observe(self, step: int, epoch: float | None, logs: Mapping[str, Any]) -> tuple[list[Alert], dict[str, float]]:

@@ -4,9 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from trl_ext.errors import UserError
+from trl_ext.strict_yaml import read_yaml
 
 
 def read_thresholds(thresholds: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -18,11 +17,7 @@ def read_thresholds(thresholds: Mapping[str, Any] | str | os.PathLike[str] | Non
     if thresholds is None:
         return {}
     if isinstance(thresholds, str | os.PathLike):
-        try:
-            with open(thresholds, encoding="utf-8") as file:
-                thresholds = yaml.safe_load(file)
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"cannot read the thresholds: {' '.join(str(error).split())}") from error
+        thresholds = read_yaml(thresholds)
     if not isinstance(thresholds, Mapping):
         raise UserError("thresholds must be a mapping such as `kl_high: {logs: 5}`, or the path of a YAML file of one")
     return dict(thresholds)

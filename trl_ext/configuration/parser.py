@@ -73,7 +73,7 @@ def _take_config(words: list[str]) -> str | None:
 def _read_yaml(path: str) -> dict[str, Any]:
     """The mapping in a YAML file, without its `env`, which goes into the environment."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
     except OSError as error:
         raise UserError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except yaml.MarkedYAMLError as error:

@@ -16,6 +16,7 @@ from trl_ext.monitor.strict_json import to_strict_json
 logger = logging.getLogger(__name__)
 
 METRICS_FILE, ALERTS_FILE, SUMMARY_FILE = "metrics.jsonl", "alerts.jsonl", "summary.json"
+FACTS_FILE = "facts.json"
 _TAIL_BYTES = 1 << 16
 
 
@@ -83,12 +84,19 @@ class RunFiles:
     def alert(self, alert: Alert, event: str) -> None:
         self._alerts.append(to_strict_json({"session": self.session, "event": event, **alert.to_dict()}))
 
+    def facts(self, facts: dict[str, Any]) -> None:
+        """Replaces `facts.json`: what was known of the run besides its logs, so that a replay judges alike."""
+        self._replace(FACTS_FILE, facts)
+
     def summary(self, summary: dict[str, Any]) -> None:
-        """Replaces `summary.json` in one move, so that a reader never sees half of it."""
-        path = self.folder / SUMMARY_FILE
+        self._replace(SUMMARY_FILE, summary)
+
+    def _replace(self, name: str, content: dict[str, Any]) -> None:
+        """In one move, so that a reader never sees half of it."""
+        path = self.folder / name
         try:
             temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(json.loads(to_strict_json(summary)), indent=2) + "\n")
+            temporary.write_text(json.dumps(json.loads(to_strict_json(content)), indent=2) + "\n")
             os.replace(temporary, path)
         except OSError as error:
             self._warn(path, error)

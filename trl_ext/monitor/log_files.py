@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trl_ext.errors import UserError
+from trl_ext.monitor.files import FACTS_FILE
 from trl_ext.monitor.log_lines import csv_records, parsed
 from trl_ext.monitor.log_rows import LogRow, log_rows, session_ends
 
@@ -71,8 +72,10 @@ def _json_log(path: str | os.PathLike[str], file: BinaryIO, notes: list[str]) ->
     if isinstance(value, list):
         file.close()
         return Log(log_rows(_objects(value, notes), notes), {}, notes)
-    ends = _session_ends(Path(path)) if isinstance(value, dict) and "session" in value else None
-    return Log(log_rows(parsed(itertools.chain([first], lines), _object, notes), notes, ends), {}, notes)
+    own = isinstance(value, dict) and "session" in value
+    ends = _session_ends(Path(path)) if own else None
+    facts = _own_facts(Path(path)) if own else {}
+    return Log(log_rows(parsed(itertools.chain([first], lines), _object, notes), notes, ends), facts, notes)
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
@@ -103,6 +106,15 @@ def _facts(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name in ("max_steps", "logging_steps") if type(value := state.get(name)) is int and value > 0
     }
+
+
+def _own_facts(path: Path) -> dict[str, Any]:
+    """What the callback wrote beside its `metrics.jsonl`; nothing where that cannot be read."""
+    try:
+        facts = json.loads(path.with_name(FACTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _session_ends(path: Path) -> dict[int, float]:

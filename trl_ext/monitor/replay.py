@@ -11,6 +11,7 @@ from trl_ext.monitor.alerts import Alert, Severity
 from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.log_files import Log
 from trl_ext.monitor.metrics import METRICS, canonical_name
+from trl_ext.monitor.rows import Layout
 from trl_ext.monitor.trainer_kind import trainer_kind
 
 _PROGRESS = {"epoch", "episode", "num_tokens", "episodes_per_second", "step_time"}
@@ -60,16 +61,16 @@ def replay(log: Log, engine: Engine, path: str | os.PathLike[str], wanted: Itera
         OSError: reading failed half way.
     """
     engine.set_facts(log.facts)
-    rows, keys, metrics = 0, set[str](), set[str]()
+    rows, layouts = 0, set[Layout]()
     for step, logs, resumed in log.rows:
         if resumed:
             engine.resumed()
         engine.observe(step, logs)
         rows += 1
-        keys.update(logs)
         assert engine.row is not None
-        metrics.update(engine.row.metrics)
-        metrics.update(engine.row.nonfinite)
+        layouts.add(engine.row.layout)
+    keys = {key for layout in layouts for key in layout.keys if isinstance(key, str)}
+    metrics = {name for layout in layouts for name in layout.names if name is not None}
     if not rows:
         raise UserError("; ".join([f"{path} holds no log of a run", *log.notes]))
     if metrics.isdisjoint(map(canonical_name, wanted)) and not any(map(_is_known, metrics)):

@@ -29,8 +29,8 @@ _RATIO = "N implementation details: reference run 0.74 to 1.23 for single tokens
 
 THRESHOLDS: tuple[Threshold, ...] = (
     # numerics
-    Threshold("nonfinite_metric.grad_norm_logs", 2, "logs in a row",
-              "a healthy public log has one; with fp16 the callback sets 3, since the scaler skips single overflows"),
+    Threshold("nonfinite_metric.grad_norm_logs", 2, "logs in a row", "a healthy public log has one"),
+    Threshold("nonfinite_metric.grad_norm_logs_fp16", 3, "logs in a row", "the loss scaler skips single overflows"),
     Threshold("loss_scale.share", 0.02, "of k ln 2",
               "an untouched policy is at ln 2 to four digits; bf16 adds a per cent"),
     Threshold("loss_scale.margin", 0.1, "implicit reward", "bf16 noise of a sum of log-probabilities, times beta"),

@@ -49,8 +49,8 @@ def _lr(kind: str) -> dict[str, float]:
     return {"learning_rate": 1000 * DEFAULTS[kind]["learning_rate"]}
 
 
-LONG = {"max_completion_length": 64, "learning_rate": 1e-3}
-LONG_PPO = {"response_length": 64, "learning_rate": 1e-3}
+LONG = {"max_completion_length": 64}
+LONG_PPO = {"response_length": 64}
 NO_EOS = {"generation_kwargs": {"suppress_tokens": [1]}}
 HACKED = ("reward_hacking_suspected", *KL, "entropy_collapse", "length_drift", "length_collapse")
 NO_KL = {"grpo": {"beta": 0.0, "learning_rate": 1e-3}, "ppo": {"kl_coef": 0.0}, "stock_ppo": {"kl_coef": 0.0}}

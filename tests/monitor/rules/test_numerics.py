@@ -91,7 +91,7 @@ def test_a_gradient_is_critical_at_once_beside_a_masked_loss_or_another_number_t
 
 
 def test_under_a_loss_scaler_single_overflows_are_not_mentioned_but_not_for_long():
-    rule = RULES["nonfinite_metric"]({"grad_norm_logs": 3})
+    rule = RULES["nonfinite_metric"](resolve_thresholds()["nonfinite_metric"])
     rule.facts = {"fp16": True}
     verdicts = [rule.check(read_row(step, row)) for step, row in enumerate(OVERFLOWS)]
     assert severities(verdicts) == [None, None, None, None, "critical"]

@@ -46,8 +46,10 @@ class NonfiniteMetric(Rule):
         streak = self._grad_norm_streak.push("grad_norm" in bad)
         if not bad:
             return Verdict.NO_DATA if _WATCHED.isdisjoint(row.metrics) else Verdict.HEALTHY
-        alone = set(bad) == {"grad_norm"} and row.metrics.get("loss", 0) != 0 and streak < self.limits["grad_norm_logs"]
-        if alone and self.facts.get("fp16"):
+        scaled = bool(self.facts.get("fp16"))
+        few = streak < self.limits["grad_norm_logs_fp16" if scaled else "grad_norm_logs"]
+        alone = few and set(bad) == {"grad_norm"} and row.metrics.get("loss", 0) != 0
+        if alone and scaled:
             return Verdict.NO_DATA
         (metric, value), *others = bad.items()
         also = f" (also {', '.join(name for name, _ in others)})" if others else ""
