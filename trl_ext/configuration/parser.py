@@ -18,6 +18,7 @@ import yaml
 from trl import TrlParser
 
 from ..errors import UserError
+from ..strict_yaml import StrictLoader
 from .mistakes import one_line
 from .values import describe, fit, is_union
 
