@@ -4,8 +4,8 @@
 
 All rules and files are on. Every tool runs in a process of its own, on the same logs, driven as a TRL trainer drives a
 callback; the tools take turns, round after round. `--peers` is the throw-away environment of `bench_detection.py`.
-Peers that read their whole history again and again would need days to get to 100,000 logs: rldoctor is handed its
-records, rlprobe records without diagnosing, and only then is timed as it runs by default.
+Peers that read their whole history again and again would need days to get there: rldoctor is handed its records, rlprobe
+records without diagnosing, and is then timed as it runs by default.
 """
 
 import argparse
@@ -160,8 +160,11 @@ def best(rounds: list[list[dict]]) -> list[dict]:
 def table(keys: str, measured: dict[str, list[dict]]) -> None:
     ours = measured["trl_ext"]
     print(f"\n{keys}, {len(KEYS[keys])} keys: microseconds for on_log + on_step_end (x: times ours)\n")
-    print("| tool | history | median | median of CPU time | p99 | mean | memory since log 1,000, MiB |")
-    print("|---" * 7 + "|")
+    print(
+        "| tool | history | median | median of CPU time | p99 | mean | memory since log 1,000, MiB |\n"
+        + "|---" * 7
+        + "|"
+    )
     for tool, results in measured.items():
         for row, own in zip(results, ours, strict=False):
             cells = [f"{row[k]:,.0f}" + ("" if tool == "trl_ext" else f" (x {row[k] / own[k]:,.1f})")

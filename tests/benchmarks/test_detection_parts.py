@@ -20,8 +20,8 @@ from detection.simulated_healthy import healthy
 
 from trl_ext.monitor import RULES
 
-# told by the tokenizer, not by a log
-NOT_IN_LOGS = {"tokenizer_setup"}
+# told by the tokenizer and the options, not by a log
+NOT_IN_LOGS = {"tokenizer_setup", "value_loss_weight"}
 
 
 def case(rows=10, starts=5, group="real", verdict="troubled", expected=("kl_high",)):
