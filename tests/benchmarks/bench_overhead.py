@@ -4,8 +4,8 @@
 
 All rules and files are on. Every tool runs in a process of its own, on the same logs, driven as a TRL trainer drives a
 callback; the tools take turns, round after round. `--peers` is the throw-away environment of `bench_detection.py`.
-Peers that read their whole history again and again would need days to get there: rldoctor is handed its records, rlprobe
-records without diagnosing, and is then timed as it runs by default.
+Peers that read their whole history again and again would need days: rldoctor is handed its records, rlprobe records
+without diagnosing, and is then timed as it runs by default.
 """
 
 import argparse
@@ -129,8 +129,7 @@ def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
 
 def resident() -> float:
     """MiB of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 # The comparison -----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ GRADIENT = ("grad_norm_spike", "grad_norm_trend")
 ENTROPY = ("entropy_collapse", "entropy_explosion")
 DIVERGED = (*KL, *RATIO, *ENTROPY, *GRADIENT, *LENGTH, "nonfinite_metric", "reward_drop", "zero_signal",
             "value_loss_divergence", "loss_scale", "preference_magnitude", "preference_displacement",
-            "preference_chance", "loss_divergence", "length_drift")  # fmt: skip
+            "preference_chance", "loss_divergence", "loss_flat", "length_drift")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _table() -> list[Fault]:
     add("reward_constant", "grpo ppo stock_ppo", dead, HALF, reward=constant)
     add("reward_inverted", "grpo reinforce_loo ppo stock_ppo", ("reward_drop",), HALF, reward=inverted)
     add("optimizer_frozen", "grpo reinforce_loo ppo stock_ppo dpo", ("frozen_policy",), trainer_change=frozen)
-    add("optimizer_frozen", "sft reward", ("frozen_policy", "preference_no_movement"),
+    add("optimizer_frozen", "sft reward", ("frozen_policy", "preference_no_movement", "loss_flat"),
         trainer_change=frozen)  # fmt: skip
     add("labels_masked", "sft", ("no_supervised_tokens",), trainer_change=all_labels_masked)
     add("labels_masked", "dpo", ("preference_labels_masked",), trainer_change=all_labels_masked)

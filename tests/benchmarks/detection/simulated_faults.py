@@ -144,6 +144,7 @@ def cases() -> dict[str, Case]:
         "no_labels_sft": _case("sft", "no_supervised_tokens", lambda since, logs, noise: {
             **zero, "entropy": 0.0, "mean_token_accuracy": 0.0} if since >= 0 and "loss" in logs else {}),
         "loss_divergence": _case("sft", "loss_divergence", None, {"loss": from_start(S["loss"], ramp(9, 10))}),
+        "loss_flat": _case("sft", "loss_flat frozen_policy", None, {"loss": flat(7.6), "eval": flat(7.6)}, starts=0),
         "overfitting": _case("sft", "overfitting", None, {"loss": from_start(S["loss"], ramp(0.2, 30)),
                                                           "eval": from_start(S["eval"], ramp(2.2, 60))}),
         "memorised": _case("sft", "overfitting", _memorised, {"loss": from_start(S["loss"], ramp(0.004, 10))}),
