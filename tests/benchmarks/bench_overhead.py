@@ -86,7 +86,10 @@ def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
     results = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        args = TrainingArguments(f"{folder}/run", use_cpu=True, report_to="none", max_steps=10**6)
+        args = TrainingArguments(
+            f"{folder}/run", use_cpu=True, report_to="none", max_steps=10**6, learning_rate=KEYS[keys].get("lr", 1e-6),
+            lr_scheduler_type="constant",
+        )  # fmt: skip
         state, control = TrainerState(max_steps=10**6), TrainerControl()
         callback, fill, start = build(tool, folder)
         callback.on_train_begin(args, state, control)

@@ -11,12 +11,14 @@ from trl_ext.monitor.presets import resolve_preset
 from trl_ext.monitor.rows import Layout, Row, read_row
 from trl_ext.monitor.rules import RULES, Finding, Rule, Verdict
 from trl_ext.monitor.rules.custom import custom_rule, watched
+from trl_ext.monitor.rules.reward_series import RewardSeries
 from trl_ext.monitor.thresholds import resolve_thresholds
 
 logger = logging.getLogger(__name__)
 
 
 _KEY_SETS = 256  # sets of logged keys for which the rules that read them are remembered
+_START = 20  # logs after which rules that judge the start of a run are not asked any more
 _REOPEN_WITHIN = 10  # logs: what comes back sooner is the same trouble, not another
 _Readers = tuple[list[tuple[Rule, Callable[[Row], Finding | Verdict]]], bool]
 
@@ -66,14 +68,16 @@ class Engine:
         own = [*watched(watch or {}, window), *map(custom_rule, custom_rules or ())]
         self._rules: dict[str, Rule] = {}
         self.facts: dict[str, Any] = {}
+        self._shared: dict[str, RewardSeries] = {}
         for rule in [*chosen, *own]:
             instance = rule if isinstance(rule, Rule) else _build(rule, limits, window)
             if instance.name in self._rules:
                 raise UserError(f"two rules are named {instance.name!r}: rename one")
             instance.facts = self.facts
+            instance.shared = self._shared
             self._rules[instance.name] = instance
         self.set_facts(facts or {})
-        self._warmup_steps = warmup_steps
+        self._warmup_steps, self._window = warmup_steps, window
         self._max_alerts = max_alerts
         self._logs = 0
         self._healthy_logs: dict[str, int] = {}
@@ -101,6 +105,8 @@ class Engine:
         self.row = row = read_row(step, logs)
         rules, counts = self._readers.get(row.layout) or self._find_readers(row.layout)
         self._logs += counts
+        if self._logs == _START and counts:
+            self._readers.clear()  # those of the start have had their say
         warming_up = self._logs <= self._warmup_steps
         healthy, no_data, quiet = Verdict.HEALTHY, Verdict.NO_DATA, not self._open
         changed = []
@@ -132,7 +138,10 @@ class Engine:
             self._readers.clear()
         if len(self._seen) < _KEY_SETS:
             self._seen.update(key for key in layout.keys if isinstance(key, str))
-        active = [rule for rule in self._rules.values() if rule.name not in self._disabled]
+        over = {name for name, rule in self._rules.items() if rule.at_start and self._logs >= _START}
+        skipped = self._disabled | (over - set(self._open))
+        active = [rule for name, rule in self._rules.items() if name not in skipped]
+        active = [rule for rule in active if names.isdisjoint(rule.useless_with)]
         rules = [rule for rule in active if not rule.metrics or any(_among(m, names) for m in rule.metrics)]
         counts = any(not name.startswith("eval/") for name in names)
         readers: _Readers = ([(rule, rule.check) for rule in rules], counts)
@@ -210,6 +219,7 @@ class Engine:
             "closed_at": dict(self._closed_at),
             "alerts": [alert.to_dict() for alert in self.alerts],
             "rules": {name: rule.state_dict() for name, rule in self._rules.items()},
+            "shared": {name: series.state_dict() for name, series in self._shared.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -219,6 +229,10 @@ class Engine:
         self._closed_at = dict(state.get("closed_at", {}))
         self.alerts = [Alert.from_dict(record) for record in state["alerts"]]
         self._open = {alert.rule: alert for alert in self.alerts if alert.closed is None}
+        self._shared.clear()
+        for name, series in state.get("shared", {}).items():
+            self._shared[name] = RewardSeries(self._window)
+            self._shared[name].load_state_dict(series)
         for name, rule in self._rules.items():
             if name not in state["rules"]:
                 continue

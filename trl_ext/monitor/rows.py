@@ -39,6 +39,7 @@ def _layout(keys: tuple[Any, ...], types: tuple[type, ...]) -> Layout:
 
 
 NO_KEYS = Layout((), (), (), True, True)
+_last = NO_KEYS
 
 
 @dataclass(slots=True)
@@ -65,8 +66,12 @@ class Row:
 
 def read_row(step: int, logs: Mapping[str, Any]) -> Row:
     """Reads one log. Numbers may be Python's, NumPy's or torch's; what is not a scalar is left out."""
-    values = tuple(logs.values())
-    layout = _layout(tuple(logs), tuple(map(type, values)))
+    global _last
+    keys, values = tuple(logs), tuple(logs.values())
+    types = tuple(map(type, values))
+    # comparing with the last one spares the hashes: the same objects in nearly every log
+    layout = _last if keys == _last.keys and types == _last.types else _layout(keys, types)
+    _last = layout
     if layout.numeric and _all_finite(values):  # no loop in Python, since a step pays for it
         metrics: dict[Any, float] = dict(zip(layout.names, values, strict=True))
         if not layout.every_name:

@@ -221,6 +221,8 @@ class Share(Statistic):
         """One log that was not full, after `full_before` in a row that were."""
         self._sum += finite(share) + full_before
         self._count += 1 + full_before
+        if share == 0 or share == 1:
+            return
         for part in (share, 1 - share):
             if part > 0.001:
                 self.parts = max(self.parts, min(round(1 / part), 64))

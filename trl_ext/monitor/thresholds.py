@@ -105,7 +105,6 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "exploration after a change of prompts passes sooner"),
     Threshold("entropy_explosion.error_logs", 5, "logs in a row", "as far as that no exploration goes"),
     # reward
-    Threshold("reward_drop.stretch", 16, "logs", "a mean of 16 has a quarter of the noise of one log"),
     Threshold("reward_drop.deviations", 2.5, "standard deviations of a log",
               "seven of the difference of two such means"),
     Threshold("reward_drop.shorter_deviations", 3, "standard deviations of a log",

@@ -44,7 +44,10 @@ class Rule:
         close_after: healthy logs in a row after which its alert closes.
         explained_by: rules whose open alert is the cause of what this one sees: it then stays quiet, unless it has
             something worse to say.
+        useless_with: canonical names; a log that carries one of them is not shown to the rule.
+        at_start: judges the first logs of a run alone, and is not asked later.
         facts: what is known of the run besides its logs (options of the trainer); see `engine.Engine`.
+        shared: statistics that the rules of one engine have in common.
 
     Args:
         limits: this rule's thresholds without the `<name>.`.
@@ -56,11 +59,14 @@ class Rule:
     statistical: ClassVar[bool] = False
     close_after: ClassVar[int] = 5
     explained_by: ClassVar[tuple[str, ...]] = ()
+    useless_with: ClassVar[tuple[str, ...]] = ()
+    at_start: ClassVar[bool] = False
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         self.limits = limits
         self.window = window
         self.facts: Mapping[str, Any] = {}
+        self.shared: dict[str, Any] = {}
 
     def check(self, row: Row) -> Finding | Verdict:
         """Judges one log. Called once a log, in order; takes constant time."""

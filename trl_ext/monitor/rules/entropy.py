@@ -35,12 +35,14 @@ class EntropyCollapse(Rule):
         value = row.metrics.get("entropy_per_token")
         if value is None or "reward" not in row.metrics:
             return Verdict.NO_DATA
-        self._start.push(value)
+        if self._start.level is None:
+            self._start.push(value)
         start = self._start.level
         if start is None or start <= 0:
             return Verdict.NO_DATA
         fraction = value / start
-        verdict = self._levels.push(*(fraction < limit for limit in self._fractions))
+        warning, error = self._fractions
+        verdict = self._levels.push(fraction < warning, fraction < error)
         if isinstance(verdict, Verdict):
             return verdict
         return Finding(
@@ -78,7 +80,8 @@ class EntropyExplosion(Rule):
         value = row.metrics.get("entropy_per_token")
         if value is None or "reward" not in row.metrics:
             return Verdict.NO_DATA
-        self._start.push(value)
+        if self._start.level is None:
+            self._start.push(value)
         start = self._start.level
         if start is None or start <= 0:
             return Verdict.NO_DATA

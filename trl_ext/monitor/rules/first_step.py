@@ -22,6 +22,7 @@ class FirstStepMismatch(Rule):
     """
 
     name = "first_step_mismatch"
+    at_start = True
     metrics = ("kl_per_sequence", "kl_per_token", "rewards/chosen", "clip_fraction")
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):

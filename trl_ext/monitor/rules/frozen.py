@@ -64,18 +64,22 @@ class FrozenPolicy(Rule):
             return self._evaluated(m.get(evaluations[0]), evaluations[0])
         if m.get("learning_rate", 1.0) == 0:
             return Verdict.NO_DATA
+        unit, kl = kl_of(row)
+        if m.get("grad_norm", 0.0) > 0 and "rewards/margins" not in m and (kl is None or abs(kl) > 1e-4):
+            self._gradients.value = 1.0  # nearly always: something moves
+            self._no_gradient.count = self._no_distance.count = 0
+            return Verdict.HEALTHY if self._no_margin.count == 0 else Verdict.NO_DATA
         limits = self.limits
         spread = m.get("reward_std", 0.0) > 0 and m.get("zero_std_fraction", 0.0) < 1
         if "grad_norm" in m:
             self._gradients.push(abs(m["grad_norm"]))
-            quiet = m.get("loss", 0.0) == 0 or kl_of(row)[1] == 0
+            quiet = m.get("loss", 0.0) == 0 or kl == 0
             needed = limits["gradient_logs" if quiet and self._gradients.value == 0 else "gradient_logs_later"]
             what = "rewards within the groups differ"
             if "reward" not in m:  # with a loss on given text every batch has a gradient
                 spread, what = m.get("loss", 0.0) > limits["loss"], "there is a loss"
             if self._no_gradient.push(m["grad_norm"] == 0 and spread) >= needed:
                 return _finding("grad_norm", 0.0, f"grad_norm is exactly 0 although {what}")
-        unit, kl = kl_of(row)
         if kl is not None and "reward" in m:
             logs = self._no_distance.push(abs(kl) <= limits[f"kl_per_{unit}"] and m.get("grad_norm", 1.0) > 0)
             if logs >= limits["kl_logs"]:

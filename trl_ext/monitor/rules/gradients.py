@@ -11,6 +11,7 @@ from trl_ext.monitor.statistics import MAD_TO_SIGMA, LowestLevel, Recent, Streak
 
 SMALLEST_SCALE = 0.1  # of the log: a run whose norms hardly differ is not alarmed by a tenth
 
+JUDGED_EVERY = 4  # logs: a level of sixteen is no other after one
 EASIER = 3.0  # by which the limits are lower when the KL says that the run is in trouble
 
 
@@ -39,34 +40,41 @@ class GradNormSpike(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._logs = Window(window)
-        self._hits = Recent(max(8, window // 8))
+        self._span = max(8, window // 8)
+        self._hits = Recent(self._span)  # counts of logs
+        self._logs_seen = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("grad_norm")
         if value is None or value <= 0 or row.metrics.get("zero_std_fraction") == 1:
             return Verdict.NO_DATA  # a batch without signal has no gradient to compare
         log = math.log(value)
-        usual = self._logs.median() if self._logs else log
-        enough = len(self._logs) >= self.limits["history"]
+        self._logs_seen.count += 1
+        usual = self._logs.median() if len(self._logs) else log
         easier = EASIER if beyond_band(row, self.limits) else 1.0
         z = 0.0
-        if enough and log - usual > math.log(self.limits["times"] / easier):
+        if log - usual > math.log(self.limits["times"] / easier) and len(self._logs) >= self.limits["history"]:
             z = (log - usual) / max(MAD_TO_SIGMA * self._logs.mad(), SMALLEST_SCALE)
         self._logs.push(log)
-        far = z > self.limits["min_z"] / easier
-        self._hits.push(float(far))
-        hits = round(self._hits.mean() * len(self._hits))
-        at_once = log - usual > math.log(self.limits["times_at_once"])
-        if not far or not (at_once or hits >= self.limits["hits"] / easier):
-            return Verdict.NO_DATA if hits else Verdict.HEALTHY
+        if z <= self.limits["min_z"] / easier:
+            return Verdict.NO_DATA if self._hits_within() else Verdict.HEALTHY
+        self._hits.push(self._logs_seen.count)
+        hits = self._hits_within()
+        if log - usual <= math.log(self.limits["times_at_once"]) and hits < self.limits["hits"] / easier:
+            return Verdict.NO_DATA
         return Finding(
             Severity.WARNING, "grad_norm", value,
             f"grad_norm is {value:.3g}, {math.exp(log - usual):.3g} times its median ({math.exp(usual):.3g}); "
-            f"{hits} such spikes in the last {len(self._hits)} logs",
+            f"{hits} such spikes in the last {self._span} logs",
             "1. Odd samples: look at the batch of this step (empty, very long or duplicated text). 2. learning_rate "
             "is too high, or the warm-up too short (warmup_steps). 3. Lower max_grad_norm to bound the damage.",
             {"median": math.exp(usual)},
         )  # fmt: skip
+
+    def _hits_within(self) -> int:
+        if not len(self._hits):
+            return 0
+        return sum(count > self._logs_seen.count - self._span for count in self._hits.values())
 
 
 class GradNormTrend(Rule):
@@ -88,7 +96,7 @@ class GradNormTrend(Rule):
         super().__init__(limits, window)
         self._recent = Window(int(limits["stretch"]))
         self._calm = LowestLevel()
-        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+        self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"] / JUDGED_EVERY))
         self._count = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -96,10 +104,11 @@ class GradNormTrend(Rule):
         if value is None or value <= self.limits["smallest"] or row.metrics.get("zero_std_fraction") == 1:
             return Verdict.NO_DATA
         self._recent.push(math.log(value))
-        if len(self._recent) < self._recent.size:
+        logs = self._count.push(True)
+        if len(self._recent) < self._recent.size or logs % JUDGED_EVERY:
             return Verdict.NO_DATA
         level = self._recent.median()
-        if self._count.push(True) <= self.limits["start_logs"]:
+        if logs <= self._recent.size + self.limits["start_logs"]:
             self._calm.push(self._recent)  # the calmest stretch of the beginning: later ones may be a solved task
         assert self._calm.location is not None
         growth = math.exp(level - self._calm.location)

@@ -42,8 +42,10 @@ class ZeroSignal(Rule):
         self._recent.push(fraction)
         if streak == 0:
             self._usual.push(fraction, before)
-        full = len(self._recent) == self._recent.size
         level = self._recent.mean()
+        if streak == 0 and level < self.limits["warning"]:
+            return Verdict.HEALTHY
+        full = len(self._recent) == self._recent.size
         groups = self.facts.get("groups_per_log") or self._usual.parts
         if streak >= self.limits["error_logs"] and self._usual.chance(streak, groups) < self.limits["chance"]:
             many = streak * groups >= self.limits["error_groups"]

@@ -86,13 +86,17 @@ class KLSpike(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._history = Window(window)
+        self._floors = {unit: limits[f"per_{unit}_floor"] for unit in UNITS}
 
     def check(self, row: Row) -> Finding | Verdict:
         unit, value = kl_of(row)
         if value is None:
             return Verdict.NO_DATA
-        usual = self._history.median() if len(self._history) else value
-        far = value > max(self.limits[f"per_{unit}_floor"], self.limits["times"] * usual)
+        if value <= self._floors[unit] or not len(self._history):
+            self._history.push(value)
+            return Verdict.HEALTHY
+        usual = self._history.median()
+        far = value > self.limits["times"] * usual
         z = self._history.robust_z(value, 0.05 * abs(usual)) if far else 0.0
         self._history.push(value)
         if z < self.limits["min_z"]:
@@ -128,13 +132,17 @@ class KLRunaway(Rule):
         super().__init__(limits, window)
         self._recent = Recent(3 * int(limits["stretch"]))
         self._streak = Streak()
+        self._floors = {unit: limits[f"per_{unit}_floor"] for unit in UNITS}
 
     def check(self, row: Row) -> Finding | Verdict:
         unit, value = kl_of(row)
         if value is None:
             return Verdict.NO_DATA
         self._recent.push(value)
-        if value < self.limits[f"per_{unit}_floor"] or len(self._recent) < self._recent.size:
+        if value < self._floors[unit]:
+            self._streak.count = 0
+            return Verdict.HEALTHY
+        if len(self._recent) < self._recent.size:
             self._streak.push(False)
             return Verdict.HEALTHY
         first, second, third = self._recent.stretches(3)
@@ -176,6 +184,9 @@ class KLNegative(Rule):
         unit, value = kl_of(row)
         if value is None:
             return Verdict.NO_DATA
+        if value >= 0:
+            self._streak.count = 0
+            return Verdict.HEALTHY
         below = -value if unit == "sequence" else -value / self.limits["token_share"]
         streak = self._streak.push(below > self.limits["info"])
         if streak == 0:

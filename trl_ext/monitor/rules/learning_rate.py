@@ -45,14 +45,18 @@ class LRScheduleDrift(Rule):
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
 
     def check(self, row: Row) -> Finding | Verdict:
-        value = row.metrics.get("learning_rate")
-        kind = str(self.facts.get("lr_scheduler_type"))
+        value, kind = row.metrics.get("learning_rate"), self.facts.get("lr_scheduler_type")
+        if value is None or kind not in DECAYS:
+            return Verdict.NO_DATA
         known = [self.facts.get(fact) for fact in ("learning_rate", "warmup_steps", "max_steps")]
-        if value is None or kind not in DECAYS or not all(isinstance(number, int | float) for number in known):
+        if not all(isinstance(number, int | float) for number in known):
             return Verdict.NO_DATA
         peak, warmup, steps = (float(number) for number in known if number is not None)
         if peak <= 0 or steps <= 0:
             return Verdict.NO_DATA
+        if abs(scheduled(kind, peak, warmup, steps, row.step) - value) <= self.limits["warning"] * peak:
+            self._levels.push(False, False)  # nearly always
+            return Verdict.HEALTHY
         around = [scheduled(kind, peak, warmup, steps, step) for step in (row.step - 1, row.step, row.step + 1)]
         off = max(min(around) - value, value - max(around), 0.0) / peak
         verdict = self._levels.push(off > self.limits["warning"], off > self.limits["error"])
@@ -91,10 +95,13 @@ class LRZeroEarly(Rule):
         value = row.metrics.get("learning_rate")
         if value is None:
             return Verdict.NO_DATA
-        self._peak.push(abs(value))
-        logs = self._zero.push(value == 0)
+        if value:
+            self._peak.push(abs(value))
+            self._zero.count = 0
+            return Verdict.HEALTHY
+        logs = self._zero.push(True)
         if logs < self.limits["warning_logs"]:
-            return Verdict.NO_DATA if logs else Verdict.HEALTHY
+            return Verdict.NO_DATA
         if not self._peak.value and logs < self.limits["error_logs"]:
             return Verdict.NO_DATA  # a long warm-up, rounded
         severity = Severity.ERROR if self._peak.value and logs >= self.limits["error_logs"] else Severity.WARNING

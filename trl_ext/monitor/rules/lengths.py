@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Constant, Noise, Recent, Share, Start, Streak
+from trl_ext.monitor.rules.reward_series import RewardSeries, reward_series
+from trl_ext.monitor.statistics import Constant, Recent, Share, Start, Streak
 
 SEVERITIES = (Severity.WARNING, Severity.ERROR)
 
@@ -39,13 +40,15 @@ class AllTruncated(Rule):
             logs = self._full.push(share >= self.limits["share"])
             if logs == 0:
                 self._usual.push(share, before)
+                self._logs.count += 1
+                return Verdict.HEALTHY
             first = self._logs.push(True) == logs  # nothing else has been seen yet
             no_spread = m.get("zero_std_fraction") == 1 or m.get("reward_std") == 0
             at_once = first and share == 1 and no_spread and m.get("grad_norm") == 0
             completions = self.facts.get("completions_per_log") or self._usual.parts
             unlikely = logs >= self.limits["logs"] and self._usual.chance(logs, completions) < self.limits["chance"]
             if not (at_once or unlikely):
-                return Verdict.NO_DATA if logs else Verdict.HEALTHY
+                return Verdict.NO_DATA
             severity = Severity.ERROR if at_once or logs >= self.limits["error_logs"] else Severity.WARNING
             what, metric, value = f"{share:.0%} of the completions are cut off", "truncated_fraction", share
         elif length is not None:
@@ -120,7 +123,8 @@ class LengthCollapse(Rule):
         length = row.metrics.get("completion_length")
         if length is None:
             return Verdict.NO_DATA
-        self._start.push(length)
+        if self._start.level is None:
+            self._start.push(length)
         start = self._start.level
         if start is None:
             return Verdict.NO_DATA
@@ -154,21 +158,17 @@ class LengthDrift(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         size = int(limits["start_logs"])
-        self._start, self._reward_start = Start(size), Start(size)
-        self._recent, self._rewards = Recent(size), Recent(size)
-        self._noise = Noise(window)
+        self._start, self._recent = Start(size), Recent(size)
         self._streak = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         length = row.metrics.get("completion_length")
         if length is None:
             return Verdict.NO_DATA
-        self._start.push(length)
+        if self._start.level is None:
+            self._start.push(length)
         self._recent.push(length)
-        reward = row.metrics.get("reward")
-        if reward is not None:
-            for statistic in (self._reward_start, self._rewards, self._noise):
-                statistic.push(reward)
+        series = reward_series(self, row) if "reward" in row.metrics else None
         start = self._start.level
         if start is None or start <= 0:
             return Verdict.NO_DATA
@@ -176,7 +176,7 @@ class LengthDrift(Rule):
         holds = times > self.limits["up"] or times < self.limits["down"]
         if self._streak.push(holds) < self.limits["logs"]:
             return Verdict.NO_DATA if holds else Verdict.HEALTHY
-        severity = Severity.INFO if self._reward_gained() else Severity.WARNING
+        severity = Severity.INFO if _gained(series) else Severity.WARNING
         return Finding(
             severity, "completion_length", length,
             f"completions went from {start:.3g} to {self._recent.mean():.3g} tokens ({times:.2g} times)"
@@ -186,6 +186,7 @@ class LengthDrift(Rule):
             {"start": start, "times": times},
         )  # fmt: skip
 
-    def _reward_gained(self) -> bool:
-        start = self._reward_start.level
-        return start is not None and self._rewards.mean() - start > self._noise.value
+
+def _gained(series: RewardSeries | None) -> bool:
+    """Whether the reward rose by more than the noise of one log."""
+    return series is not None and series.start is not None and series.mean(8) - series.start > series.noise

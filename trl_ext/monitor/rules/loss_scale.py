@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.rules.supervised import supervised_loss
+from trl_ext.monitor.rules.supervised import OTHER_LOSSES
 from trl_ext.monitor.statistics import Start
 
 LN2 = math.log(2)
@@ -25,6 +25,8 @@ class LossScale(Rule):
 
     name = "loss_scale"
     metrics = ("loss",)
+    useless_with = OTHER_LOSSES
+    at_start = True
     explained_by = ("nonfinite_metric",)
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
@@ -32,7 +34,7 @@ class LossScale(Rule):
         self._first_step = Start(1)
 
     def check(self, row: Row) -> Finding | Verdict:
-        loss = supervised_loss(row)
+        loss = row.metrics.get("loss")
         if loss is None:
             return Verdict.NO_DATA
         self._first_step.push(row.step)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_ext.monitor.alerts import Severity
-from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
 from trl_ext.monitor.statistics import Statistic, Streak
 
@@ -39,10 +39,13 @@ class NonfiniteMetric(Rule):
         super().__init__(limits, window)
         self._seen = _Names()
         self._grad_norm_streak = Streak()
+        self._layout: Layout | None = None  # whose names have been seen
 
     def check(self, row: Row) -> Finding | Verdict:
         bad = self._bad(row) if row.nonfinite or row.absent else {}
-        self._seen.names.update(row.metrics)
+        if row.layout is not self._layout:
+            self._seen.names.update(row.metrics)
+            self._layout = row.layout if not (row.nonfinite or row.absent) else None
         streak = self._grad_norm_streak.push("grad_norm" in bad)
         if not bad:
             return Verdict.NO_DATA if _WATCHED.isdisjoint(row.metrics) else Verdict.HEALTHY

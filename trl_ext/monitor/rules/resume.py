@@ -1,13 +1,14 @@
 """The seam of a run that was resumed."""
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Statistic, Window
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Recent, Statistic
 
 # What must be the same for the data to come in the same order, and what to say of it.
 DATA = {
@@ -33,7 +34,7 @@ class ResumeDiscontinuity(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._losses, self._kls = Window(16), Window(16)
+        self._losses, self._kls = Recent(16), Recent(16)
         self._pace = _Pace()
         self._after = 0  # logs since the resume that are still judged
 
@@ -59,10 +60,11 @@ class ResumeDiscontinuity(Rule):
         _, kl = kl_of(row)
         loss = None if "reward" in row.metrics else row.metrics.get("loss")
         for metric, value, before in (("loss", loss, self._losses), ("kl", kl, self._kls)):
-            if value is None or not before:
+            if value is None or not len(before):
                 continue
             level = before.median()
-            far = abs(value - level) > self.limits["min_z"] * max(MAD_TO_SIGMA * before.mad(), 0.05 * abs(level), 1e-3)
+            noise = MAD_TO_SIGMA * median(abs(other - level) for other in before.values())
+            far = abs(value - level) > self.limits["min_z"] * max(noise, 0.05 * abs(level), 1e-3)
             if far and value > self.limits["times"] * max(level, 0.0):
                 return Finding(
                     Severity.ERROR, "loss" if metric == "loss" else f"kl_per_{kl_of(row)[0]}", value,

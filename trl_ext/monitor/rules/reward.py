@@ -8,7 +8,10 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Start, Streak
+from trl_ext.monitor.rules.reward_series import SIZES, RewardSeries, reward_series
+from trl_ext.monitor.statistics import Blocks, Largest, Recent, Start, Streak
+
+SHORT, MIDDLE, LONG = SIZES  # logs whose means are compared
 
 
 class RewardDrop(Rule):
@@ -30,10 +33,6 @@ class RewardDrop(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        size = int(limits["stretch"])
-        self._shorter, self._recent, self._longer = Recent(size // 2), Recent(size), Recent(2 * size)
-        self._start = Start(size)
-        self._noise = Noise(window)
         self._peak, self._longer_peak = Largest(-math.inf), Largest(-math.inf)
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
 
@@ -41,26 +40,25 @@ class RewardDrop(Rule):
         value = row.metrics.get("reward")
         if value is None:
             return Verdict.NO_DATA
-        self._noise.push(value)
-        self._start.push(value)
-        self._shorter.push(value)
-        self._recent.push(value)
-        self._longer.push(value)
-        start = self._start.level
-        if start is None:
+        series = reward_series(self, row)
+        start = series.start
+        if start is None or len(series.latest) < MIDDLE:
             return Verdict.NO_DATA
-        self._peak.push(self._recent.mean())
+        middle = series.mean(MIDDLE)
+        self._peak.push(middle)
         limits = self.limits
-        drop = self._drop(self._shorter, self._peak, start, limits["shorter_deviations"]) or self._drop(
-            self._recent, self._peak, start, limits["deviations"]
-        )
-        if len(self._longer) == self._longer.size:
-            self._longer_peak.push(self._longer.mean())
-            drop = drop or self._drop(self._longer, self._longer_peak, start, limits["longer_deviations"])
+        drop = None
+        if middle < self._peak.value or value < self._peak.value:
+            drop = self._drop(series, SHORT, self._peak, limits["shorter_deviations"]) or self._drop(
+                series, MIDDLE, self._peak, limits["deviations"]
+            )
+        if len(series.latest) == LONG:
+            self._longer_peak.push(series.mean(LONG))
+            drop = drop or self._drop(series, LONG, self._longer_peak, limits["longer_deviations"])
         verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
         if drop is None or isinstance(verdict, Verdict):
             return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
-        noise = self._noise.value
+        noise = series.noise
         return Finding(
             verdict, "reward", value,
             f"reward fell to {drop.level:.3g} (mean of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
@@ -71,13 +69,13 @@ class RewardDrop(Rule):
             {"peak": drop.peak, "level": drop.level, "start": start, "noise": noise},
         )  # fmt: skip
 
-    def _drop(self, recent: Recent, peak: Largest, start: float, deviations: float) -> "_Drop | None":
-        level, gain = recent.mean(), peak.value - start
-        far = max(deviations * self._noise.value, 0.01 * abs(peak.value), self.limits["share"] * gain)
-        if peak.value - level <= far:
+    def _drop(self, series: RewardSeries, logs: int, peak: Largest, deviations: float) -> "_Drop | None":
+        assert series.start is not None
+        level, gain, noise = series.mean(logs), peak.value - series.start, series.noise
+        if peak.value - level <= max(deviations * noise, 0.01 * abs(peak.value), self.limits["share"] * gain):
             return None
-        below = start - level > max(self.limits["deviations"] * self._noise.value, 0.5 * gain)
-        return _Drop(level, peak.value, len(recent), below)
+        below = series.start - level > max(self.limits["deviations"] * noise, 0.5 * gain)
+        return _Drop(level, peak.value, logs, below)
 
 
 class _Drop(NamedTuple):
@@ -105,31 +103,30 @@ class RewardFlatKLRising(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         size = int(limits["logs"])
-        self._rewards, self._kls, self._noise = Recent(size), Recent(size), Noise(window)
+        self._rewards, self._kls = Recent(size), Recent(size)
         self._reward_start, self._kl_start = Start(size), Start(size)
-        self._count = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         unit, kl = kl_of(row)
         value = row.metrics.get("reward")
         if value is None or kl is None:
             return Verdict.NO_DATA
-        self._reward_start.push(value)
-        self._kl_start.push(kl)
+        series = reward_series(self, row)
         self._rewards.push(value)
         self._kls.push(kl)
-        self._noise.push(value)
+        if self._kl_start.level is None:
+            self._reward_start.push(value)
+            self._kl_start.push(kl)
         reward_start, kl_start = self._reward_start.level, self._kl_start.level
-        logs = self._count.push(True)
-        if reward_start is None or kl_start is None or logs < 2 * self.limits["logs"]:
-            return Verdict.NO_DATA
         if kl < 0.5 * self.limits[f"per_{unit}"]:
             return Verdict.HEALTHY
+        if reward_start is None or kl_start is None or len(series.latest) < 2 * self.limits["logs"]:
+            return Verdict.NO_DATA
         level = self._kls.median()
         if level <= max(self.limits[f"per_{unit}"], self.limits["times"] * kl_start):
             return Verdict.NO_DATA
         reward = self._rewards.median()
-        if reward - reward_start > 0.5 * self._noise.value:
+        if reward - reward_start > 0.5 * series.noise:
             return Verdict.HEALTHY
         return Finding(
             Severity.WARNING, "reward", value,

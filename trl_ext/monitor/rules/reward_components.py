@@ -8,7 +8,8 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.statistics import Constant, Noise, Recent, Start, Statistic, Streak
+from trl_ext.monitor.rules.reward_series import reward_series
+from trl_ext.monitor.statistics import Recent, Start, Statistic, Streak, finite
 
 MOST_FUNCTIONS = 64  # that are followed: more are no reward functions but a mistake
 _PENALTIES = ("penalty", "punish", "overlong", "cost", "violation", "toxic", "repet")
@@ -48,24 +49,27 @@ def function_means(row: Row) -> dict[str, float]:
     return {name: metrics[metric] for name, metric in _functions_among(row.layout) if metric in metrics}
 
 
-class _Stillness(Constant):
+class _Stillness(Statistic):
     """How often in a row the same number came, and how often at most before."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.longest = 0
+        self.value: float | None = None
+        self.count = self.longest = 0
 
     def push(self, value: float) -> int:
-        if value != self.value:
-            self.longest = max(self.longest, self.count)
-        return super().push(value)
+        if value == self.value:
+            self.count += 1
+            return self.count
+        if self.count > self.longest:
+            self.longest = self.count
+        self.value, self.count = finite(value), 1
+        return 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "longest": self.longest}
+        return {"value": self.value, "count": self.count, "longest": self.longest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.longest = int(state["longest"])
+        self.value, self.count, self.longest = state["value"], int(state["count"]), int(state["longest"])
 
 
 class DeadRewardComponent(Rule):
@@ -89,8 +93,6 @@ class DeadRewardComponent(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._runs = Functions(_Stillness)
-        self._start, self._recent = Start(int(limits["logs"])), Recent(16)
-        self._noise = Noise(window)
 
     def check(self, row: Row) -> Finding | Verdict:
         means = function_means(row)
@@ -98,15 +100,20 @@ class DeadRewardComponent(Rule):
             means = {"": row.metrics["reward"]}
         if not means:
             return Verdict.NO_DATA
-        dead, logs = {}, 0
+        dead, logs, runs, needed = {}, 0, self._runs, self.limits["logs"]
         for name, value in means.items():
-            run = self._runs.get(name)
-            if run is not None and run.push(value) >= max(self.limits["logs"], self.limits["times"] * run.longest):
+            run = runs.of.get(name) or runs.get(name)
+            if run is None:
+                continue
+            count = run.push(value)
+            if count >= needed and count >= self.limits["times"] * run.longest:
                 dead[name] = value
-                logs = max(logs, run.count)
-        gained = self._gained(row.metrics.get("reward"))
+                logs = max(logs, count)
         if not dead:
+            if "reward" in row.metrics:
+                reward_series(self, row)  # learns, whoever asks
             return Verdict.HEALTHY
+        gained = self._gained(row)
         serious = {name: value for name, value in dead.items() if _never_earned(name, value)}
         name, value = min((serious or dead).items(), key=lambda item: item[1])
         listed = ", ".join(f"{name or 'the reward'} = {value:.4g}" for name, value in (serious or dead).items())
@@ -121,16 +128,13 @@ class DeadRewardComponent(Rule):
             {"functions": list(dead)},
         )  # fmt: skip
 
-    def _gained(self, reward: float | None) -> bool:
+    def _gained(self, row: Row) -> bool:
         """Whether the run learns from its other functions."""
-        if reward is None:
+        if "reward" not in row.metrics:
             return False
-        self._start.push(reward)
-        self._recent.push(reward)
-        self._noise.push(reward)
-        start = self._start.level
+        series = reward_series(self, row)
         # three standard errors of the difference of two means of sixteen
-        return start is not None and self._recent.mean() - start > 3 * self._noise.value * math.sqrt(2 / 16)
+        return series.start is not None and series.mean(16) - series.start > 3 * series.noise * math.sqrt(2 / 16)
 
 
 def _never_earned(name: str, value: float) -> bool:
@@ -164,6 +168,9 @@ class ComponentDominance(Rule):
         length = row.metrics.get("completion_length")
         if len(means) < 2 or length is None:
             return Verdict.NO_DATA
+        return self._compare(means, length)
+
+    def _compare(self, means: dict[str, float], length: float) -> Finding | Verdict:
         gains = {}
         for name, value in {**means, "": length}.items():
             start, level = self._starts.get(name), self._levels.get(name)

@@ -11,11 +11,13 @@ from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
 from trl_ext.monitor.rules.reward_components import Functions
-from trl_ext.monitor.statistics import Noise, Recent, Start, Streak
+from trl_ext.monitor.rules.reward_series import RewardSeries, reward_series
+from trl_ext.monitor.statistics import Recent, Start, Streak
 
 # names by which people mark a measure of the truth that is not trained on
 HELD_BACK = re.compile(r"(?:^|[/_])(?:gold|truth|true|strict|oracle|held_?(?:out|back)|holdout)(?:[/_]|$)")
 PROXY = re.compile(r"(?:^|[/_])proxy(?:[/_]|$)")  # and the measure that is, where no `reward` is logged
+LOGS = 24  # whose reward and length are compared
 
 
 class RewardHackingSuspected(Rule):
@@ -36,12 +38,9 @@ class RewardHackingSuspected(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        size = int(limits["start_logs"])
         self._gold = Functions(lambda: Start(1))
         self._gold_streaks = Functions(Streak)
-        self._reward_start, self._length_start = Start(size), Start(size)
-        self._rewards, self._lengths = Recent(24), Recent(24)
-        self._noise = Noise(window)
+        self._length_start, self._lengths = Start(int(limits["start_logs"])), Recent(LOGS)
         self._levels = Levels({Severity.WARNING: limits["logs"]})
         self._reward_first = Start(1)
 
@@ -49,22 +48,22 @@ class RewardHackingSuspected(Rule):
         reward, held_back = self._read(row)
         if reward is None:
             return Verdict.NO_DATA
-        self._reward_first.push(reward)
-        found = self._held_back(row, reward, held_back)
-        if found is not None:
-            return found
+        if self._reward_first.level is None:
+            self._reward_first.push(reward)
+        if held_back:
+            found = self._held_back(row, reward, held_back)
+            if found is not None:
+                return found
         length = row.metrics.get("completion_length")
-        if length is None:
-            return Verdict.NO_DATA if not self._gold.of else Verdict.HEALTHY
-        self._reward_start.push(reward)
-        self._rewards.push(reward)
-        self._noise.push(reward)
-        self._length_start.push(length)
+        if length is None or "reward" not in row.metrics:
+            return Verdict.HEALTHY if held_back else Verdict.NO_DATA
+        if self._length_start.level is None:
+            self._length_start.push(length)
         self._lengths.push(length)
-        reward_start, length_start = self._reward_start.level, self._length_start.level
-        if reward_start is None or length_start is None or len(self._rewards) < self._rewards.size // 2:
+        series, length_start = reward_series(self, row), self._length_start.level
+        if series.start is None or length_start is None or len(self._lengths) < LOGS // 2:
             return Verdict.HEALTHY
-        return self._length_paid(row, reward, reward_start, length_start)
+        return self._length_paid(row, reward, series, length_start)
 
     def _read(self, row: Row) -> tuple[float | None, list[str]]:
         """The reward that is trained on, and the names of the measures that are not."""
@@ -103,18 +102,18 @@ class RewardHackingSuspected(Rule):
                 )  # fmt: skip
         return None
 
-    def _length_paid(self, row: Row, reward: float, reward_start: float, length_start: float) -> Finding | Verdict:
-        level, length = self._rewards.mean(), self._lengths.mean()
+    def _length_paid(self, row: Row, reward: float, series: RewardSeries, length_start: float) -> Finding | Verdict:
+        reward_start, length = series.start or 0.0, self._lengths.mean()
         times = max(length, 1e-9) / max(length_start, 1e-9)
         moved = max(times, 1 / times)
+        level = series.mean(LOGS) if moved >= self.limits["length_moved"] else reward_start
         rise = level - reward_start
-        still = moved < self.limits["length_moved"]
-        if still or not (rise > 0.5 * abs(reward_start) or rise > self._noise.value):
+        if not (rise > 0.5 * abs(reward_start) or rise > series.noise) or rise == 0:
             self._levels.push(False)
             return Verdict.HEALTHY
         unit, kl = kl_of(row)
         far = kl is not None and kl > self.limits[f"per_{unit}"] and moved > self.limits["length_times"]
-        r = change_correlation(self._rewards.values(), self._lengths.values())
+        r = change_correlation(list(series.latest)[-LOGS:], self._lengths.values())
         as_one = times > 1 and r > self.limits["correlation"]  # brevity may pay because cut-off answers are wrong
         verdict = self._levels.push(far or as_one)
         if isinstance(verdict, Verdict):

@@ -17,6 +17,7 @@ class TokenizerSetup(Rule):
     """
 
     name = "tokenizer_setup"
+    at_start = True
 
     def check(self, row: Row) -> Finding | Verdict:
         side, same = self.facts.get("padding_side"), self.facts.get("pad_is_eos")

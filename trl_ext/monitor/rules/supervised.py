@@ -12,11 +12,7 @@ from trl_ext.monitor.rules.reward_components import Functions
 from trl_ext.monitor.rules.warmup import AfterWarmup
 from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Largest, LowestLevel, Start, Statistic, Streak, Window
 
-
-def supervised_loss(row: Row) -> float | None:
-    """The training loss, where it measures progress; that of a policy gradient does not."""
-    m = row.metrics
-    return None if "reward" in m or "kl_per_sequence" in m or "policy_loss" in m else m.get("loss")
+OTHER_LOSSES = ("reward", "kl_per_sequence", "policy_loss")  # where one is logged, the loss is no measure of progress
 
 
 class NoSupervisedTokens(Rule):
@@ -30,6 +26,7 @@ class NoSupervisedTokens(Rule):
 
     name = "no_supervised_tokens"
     metrics = ("loss",)
+    useless_with = OTHER_LOSSES
     explained_by = ("nonfinite_metric",)
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
@@ -37,7 +34,7 @@ class NoSupervisedTokens(Rule):
         self._streak = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
-        loss = supervised_loss(row)
+        loss = row.metrics.get("loss")
         if loss is None or "rewards/chosen" in row.metrics:
             return Verdict.NO_DATA
         others = [row.metrics[m] for m in ("token_accuracy", "entropy_per_token") if m in row.metrics]
@@ -65,6 +62,7 @@ class LossDivergence(Rule):
 
     name = "loss_divergence"
     metrics = ("loss",)
+    useless_with = OTHER_LOSSES
     statistical = True
     explained_by = ("nonfinite_metric", "preference_magnitude")
 
@@ -75,7 +73,7 @@ class LossDivergence(Rule):
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
 
     def check(self, row: Row) -> Finding | Verdict:
-        loss = supervised_loss(row)
+        loss = row.metrics.get("loss")
         if loss is None:
             return Verdict.NO_DATA
         self._start.push(loss)
@@ -147,6 +145,7 @@ class Overfitting(Rule):
 
     name = "overfitting"
     metrics = ("loss", "eval/*")
+    useless_with = OTHER_LOSSES
     explained_by = ("nonfinite_metric", "loss_divergence", "no_supervised_tokens")
     close_after = 10
 
@@ -160,7 +159,7 @@ class Overfitting(Rule):
     def check(self, row: Row) -> Finding | Verdict:
         if evaluations := evaluation_losses(row.layout):
             return self._evaluated(row, evaluations)
-        loss = supervised_loss(row)
+        loss = row.metrics.get("loss")
         if loss is None:
             return Verdict.NO_DATA
         self._start.push(loss)
@@ -223,6 +222,7 @@ class LossFlat(Rule):
 
     name = "loss_flat"
     metrics = ("loss",)
+    useless_with = OTHER_LOSSES
     statistical = True
     explained_by = (
         "nonfinite_metric",
@@ -239,7 +239,7 @@ class LossFlat(Rule):
         self._count = AfterWarmup()
 
     def check(self, row: Row) -> Finding | Verdict:
-        loss = supervised_loss(row)
+        loss = row.metrics.get("loss")
         if loss is None or self._count.push(row) == 0:
             return Verdict.NO_DATA
         self._blocks.push(loss)

@@ -115,6 +115,7 @@ class ValueLossWeight(Rule):
     """
 
     name = "value_loss_weight"
+    at_start = True
     metrics = ("value_loss",)
 
     def check(self, row: Row) -> Finding | Verdict:
