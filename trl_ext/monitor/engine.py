@@ -108,7 +108,7 @@ class Engine:
         if self._logs == _START and counts:
             self._readers.clear()  # those of the start have had their say
         warming_up = self._logs <= self._warmup_steps
-        healthy, no_data, quiet = Verdict.HEALTHY, Verdict.NO_DATA, not self._open
+        healthy, no_data, opened = Verdict.HEALTHY, Verdict.NO_DATA, self._open
         changed = []
         for rule, check in rules:
             try:
@@ -116,10 +116,11 @@ class Engine:
             except Exception:
                 self._disable(rule.name)
                 continue
-            if verdict is no_data or (verdict is healthy and quiet) or (warming_up and rule.statistical):
+            if verdict is no_data or (verdict is healthy and rule.name not in opened):
+                continue
+            if warming_up and rule.statistical:
                 continue
             alert = self._apply(rule, step, verdict)
-            quiet = not self._open
             if alert is not None:
                 changed.append(alert)
         return changed

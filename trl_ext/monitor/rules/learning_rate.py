@@ -48,10 +48,9 @@ class LRScheduleDrift(Rule):
         value, kind = row.metrics.get("learning_rate"), self.facts.get("lr_scheduler_type")
         if value is None or kind not in DECAYS:
             return Verdict.NO_DATA
-        known = [self.facts.get(fact) for fact in ("learning_rate", "warmup_steps", "max_steps")]
-        if not all(isinstance(number, int | float) for number in known):
+        peak, warmup, steps = (self.facts.get(fact) for fact in ("learning_rate", "warmup_steps", "max_steps"))
+        if peak is None or warmup is None or steps is None:
             return Verdict.NO_DATA
-        peak, warmup, steps = (float(number) for number in known if number is not None)
         if peak <= 0 or steps <= 0:
             return Verdict.NO_DATA
         if abs(scheduled(kind, peak, warmup, steps, row.step) - value) <= self.limits["warning"] * peak:

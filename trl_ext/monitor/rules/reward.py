@@ -44,21 +44,22 @@ class RewardDrop(Rule):
         start = series.start
         if start is None or len(series.latest) < MIDDLE:
             return Verdict.NO_DATA
-        middle = series.mean(MIDDLE)
+        short, middle, noise, limits = series.mean(SHORT), series.mean(MIDDLE), series.noise, self.limits
         self._peak.push(middle)
-        limits = self.limits
-        drop = None
-        if middle < self._peak.value or value < self._peak.value:
-            drop = self._drop(series, SHORT, self._peak, limits["shorter_deviations"]) or self._drop(
-                series, MIDDLE, self._peak, limits["deviations"]
-            )
+        peak, drop = self._peak.value, None
+        if peak - short > limits["shorter_deviations"] * noise:
+            drop = self._drop(series, SHORT, peak)
+        if drop is None and peak - middle > limits["deviations"] * noise:
+            drop = self._drop(series, MIDDLE, peak)
         if len(series.latest) == LONG:
-            self._longer_peak.push(series.mean(LONG))
-            drop = drop or self._drop(series, LONG, self._longer_peak, limits["longer_deviations"])
+            longer = series.mean(LONG)
+            self._longer_peak.push(longer)
+            peak = self._longer_peak.value
+            if drop is None and peak - longer > limits["longer_deviations"] * noise:
+                drop = self._drop(series, LONG, peak)
         verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
         if drop is None or isinstance(verdict, Verdict):
             return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
-        noise = series.noise
         return Finding(
             verdict, "reward", value,
             f"reward fell to {drop.level:.3g} (mean of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
@@ -69,13 +70,14 @@ class RewardDrop(Rule):
             {"peak": drop.peak, "level": drop.level, "start": start, "noise": noise},
         )  # fmt: skip
 
-    def _drop(self, series: RewardSeries, logs: int, peak: Largest, deviations: float) -> "_Drop | None":
+    def _drop(self, series: RewardSeries, logs: int, peak: float) -> "_Drop | None":
+        """What is beyond the noise counts when it is also a share of the gain, and more than rounding."""
         assert series.start is not None
-        level, gain, noise = series.mean(logs), peak.value - series.start, series.noise
-        if peak.value - level <= max(deviations * noise, 0.01 * abs(peak.value), self.limits["share"] * gain):
+        level, gain = series.mean(logs), peak - series.start
+        if peak - level <= max(0.01 * abs(peak), self.limits["share"] * gain):
             return None
-        below = series.start - level > max(self.limits["deviations"] * noise, 0.5 * gain)
-        return _Drop(level, peak.value, logs, below)
+        below = series.start - level > max(self.limits["deviations"] * series.noise, 0.5 * gain)
+        return _Drop(level, peak, logs, below)
 
 
 class _Drop(NamedTuple):

@@ -171,25 +171,25 @@ class ComponentDominance(Rule):
         return self._compare(means, length)
 
     def _compare(self, means: dict[str, float], length: float) -> Finding | Verdict:
+        self._push("", length)
+        for name, value in means.items():
+            self._push(name, value)
+        length_start, length_now = self._starts.of[""].level, self._levels.of[""].mean()
+        if length_start is None or length_now <= self.limits["length_times"] * length_start:
+            self._streak.count = 0
+            return Verdict.HEALTHY
         gains = {}
-        for name, value in {**means, "": length}.items():
-            start, level = self._starts.get(name), self._levels.get(name)
-            if start is None or level is None:
-                continue
-            start.push(value)
-            level.push(value)
-            if start.level is not None:
-                gains[name] = (start.level, level.median())
-        if len(gains) < 3 or "" not in gains:
+        for name in means:
+            if name in self._starts.of and (start := self._starts.of[name].level) is not None:
+                gains[name] = (start, self._levels.of[name].mean())
+        if len(gains) < 2:
             return Verdict.NO_DATA
-        length_start, length_now = gains.pop("")
         name, (before, now) = max(gains.items(), key=lambda item: item[1][1] - item[1][0])
         gain = now - before
         others = [(start, level) for other, (start, level) in gains.items() if other != name]
         idle = all(level - start <= 0.05 * gain for start, level in others)
         worthless = any(level == start == 0 or level < start - 0.1 * gain for start, level in others)
-        longer = length_now > self.limits["length_times"] * length_start
-        holds = gain > 0.5 * abs(before) and idle and worthless and longer
+        holds = gain > 0.5 * abs(before) and idle and worthless
         if self._streak.push(holds) < self.limits["logs"]:
             return Verdict.HEALTHY if not holds else Verdict.NO_DATA
         return Finding(
@@ -200,3 +200,11 @@ class ComponentDominance(Rule):
             "nothing: see dead_reward_component. 3. Read the completions that score best.",
             {"function": name, "length_start": length_start, "length": length_now},
         )  # fmt: skip
+
+    def _push(self, name: str, value: float) -> None:
+        start = self._starts.of.get(name) or self._starts.get(name)
+        if start is None:
+            return
+        if start.level is None:
+            start.push(value)
+        self._levels.get(name).push(value)
