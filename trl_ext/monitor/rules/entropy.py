@@ -86,6 +86,9 @@ class EntropyExplosion(Rule):
         if start is None or start <= 0:
             return Verdict.NO_DATA
         limits = self.limits
+        if value <= limits["warning_nats"]:
+            self._levels.push(False, False)
+            return Verdict.HEALTHY
         verdict = self._levels.push(
             value > limits["warning_times"] * start and value > limits["warning_nats"],
             value > limits["error_times"] * start and value > limits["error_nats"],

@@ -43,6 +43,7 @@ class GradNormSpike(Rule):
         self._span = max(8, window // 8)
         self._hits = Recent(self._span)  # counts of logs
         self._logs_seen = Streak()
+        self._least = math.log(limits["times"] / EASIER)
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("grad_norm")
@@ -51,10 +52,11 @@ class GradNormSpike(Rule):
         log = math.log(value)
         self._logs_seen.count += 1
         usual = self._logs.median() if len(self._logs) else log
-        easier = EASIER if beyond_band(row, self.limits) else 1.0
-        z = 0.0
-        if log - usual > math.log(self.limits["times"] / easier) and len(self._logs) >= self.limits["history"]:
-            z = (log - usual) / max(MAD_TO_SIGMA * self._logs.mad(), SMALLEST_SCALE)
+        easier = z = 1.0
+        if log - usual > self._least and len(self._logs) >= self.limits["history"]:
+            easier = EASIER if beyond_band(row, self.limits) else 1.0
+            if log - usual > math.log(self.limits["times"] / easier):
+                z = (log - usual) / max(MAD_TO_SIGMA * self._logs.mad(), SMALLEST_SCALE)
         self._logs.push(log)
         if z <= self.limits["min_z"] / easier:
             return Verdict.NO_DATA if self._hits_within() else Verdict.HEALTHY

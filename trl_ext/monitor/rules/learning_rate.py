@@ -95,7 +95,8 @@ class LRZeroEarly(Rule):
         if value is None:
             return Verdict.NO_DATA
         if value:
-            self._peak.push(abs(value))
+            if value > self._peak.value:
+                self._peak.push(value)
             self._zero.count = 0
             return Verdict.HEALTHY
         logs = self._zero.push(True)

@@ -89,9 +89,10 @@ class StepTimeDrift(Rule):
             return Verdict.NO_DATA
         length = row.metrics.get("completion_length_max", row.metrics.get("completion_length", 0.0))
         cost = seconds / length if length > 0 else seconds
-        self._start.push(cost)
+        if self._start.level is None:
+            self._start.push(cost)
+            self._seconds_start.push(seconds)
         self._recent.push(cost)
-        self._seconds_start.push(seconds)
         self._seconds.push(seconds)
         start, seconds_start = self._start.level, self._seconds_start.level
         if start is None or seconds_start is None:

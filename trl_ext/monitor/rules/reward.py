@@ -163,12 +163,16 @@ class RewardSaturated(Rule):
         std, value = row.metrics.get("reward_std"), row.metrics.get("reward")
         if std is None or value is None:
             return Verdict.NO_DATA
-        self._start.push(std)
-        self._reward_start.push(value)
+        if self._start.level is None:
+            self._start.push(std)
+            self._reward_start.push(value)
         start, reward_start = self._start.level, self._reward_start.level
         if start is None or reward_start is None or start <= 0:
             return Verdict.NO_DATA
-        verdict = self._levels.push(std < self.limits["share"] * start and value > reward_start + start / 2)
+        if std >= self.limits["share"] * start:
+            self._levels.push(False)
+            return Verdict.HEALTHY
+        verdict = self._levels.push(value > reward_start + start / 2)
         if isinstance(verdict, Verdict):
             return verdict
         return Finding(
@@ -209,7 +213,7 @@ class RewardFlat(Rule):
         if value is None:
             return Verdict.NO_DATA
         self._blocks.push(value)
-        if row.metrics.get("reward_std", 1.0) > 0:
+        if not self._groups_differ.count and row.metrics.get("reward_std", 1.0) > 0:
             self._groups_differ.push(True)
         logs = len(self._blocks)
         if logs < self.limits["logs"] or logs < self._judged.value + self.limits["every"]:

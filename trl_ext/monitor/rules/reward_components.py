@@ -161,6 +161,7 @@ class ComponentDominance(Rule):
         self._size = int(limits["start_logs"])
         self._starts = Functions(lambda: Start(self._size))
         self._levels = Functions(lambda: Recent(self._size))
+        self._lengths = Recent(self._size)
         self._streak = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -171,13 +172,19 @@ class ComponentDominance(Rule):
         return self._compare(means, length)
 
     def _compare(self, means: dict[str, float], length: float) -> Finding | Verdict:
-        self._push("", length)
-        for name, value in means.items():
-            self._push(name, value)
-        length_start, length_now = self._starts.of[""].level, self._levels.of[""].mean()
-        if length_start is None or length_now <= self.limits["length_times"] * length_start:
+        for name, value in {**means, "": length}.items():
+            start = self._starts.of.get(name) or self._starts.get(name)
+            if start is not None and start.level is None:
+                start.push(value)
+        length_start = self._starts.of[""].level
+        self._lengths.push(length)
+        if length_start is None or self._lengths.mean() <= self.limits["length_times"] * length_start:
             self._streak.count = 0
             return Verdict.HEALTHY
+        for name, value in means.items():  # followed only while it matters
+            if name in self._starts.of:
+                self._levels.get(name).push(value)
+        length_now = self._lengths.mean()
         gains = {}
         for name in means:
             if name in self._starts.of and (start := self._starts.of[name].level) is not None:
@@ -200,11 +207,3 @@ class ComponentDominance(Rule):
             "nothing: see dead_reward_component. 3. Read the completions that score best.",
             {"function": name, "length_start": length_start, "length": length_now},
         )  # fmt: skip
-
-    def _push(self, name: str, value: float) -> None:
-        start = self._starts.of.get(name) or self._starts.get(name)
-        if start is None:
-            return
-        if start.level is None:
-            start.push(value)
-        self._levels.get(name).push(value)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Start, Streak, Window
+from trl_ext.monitor.statistics import Recent, Start, Streak
 
 
 class SamplingMismatch(Rule):
@@ -25,30 +25,30 @@ class SamplingMismatch(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._levels = Levels({Severity.WARNING: limits["logs"], Severity.ERROR: 1})
-        self._start, self._recent = Start(8), Window(8)
+        self._start, self._recent = Start(8), Recent(8)
         self._grown = Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         ratio, difference = row.metrics.get("importance_ratio_mean"), row.metrics.get("sampling_logp_difference")
-        verdict: Severity | Verdict = Verdict.NO_DATA
+        verdict = Verdict.NO_DATA
         if ratio is not None:
-            verdict = self._levels.push(ratio < self.limits["warning"], ratio < self.limits["error"])
-            if not isinstance(verdict, Verdict):
-                return _finding(
-                    verdict,
-                    "importance_ratio_mean",
-                    ratio,
-                    f"mean importance-sampling ratio is {ratio:.3g}, not about 1",
-                )
+            level_of = self._levels.push(ratio < self.limits["warning"], ratio < self.limits["error"])
+            if isinstance(level_of, Severity):
+                what = f"mean importance-sampling ratio is {ratio:.3g}, not about 1"
+                return _finding(level_of, "importance_ratio_mean", ratio, what)
+            verdict = level_of
         if difference is None:
-            return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
-        self._start.push(difference)
+            return verdict
+        if self._start.level is None:
+            self._start.push(difference)
         self._recent.push(difference)
-        start = self._start.level
-        level = self._recent.median()
+        if difference <= self.limits["difference"]:
+            self._grown.count = 0
+            return verdict
+        start, level = self._start.level, self._recent.median()
         grown = start is not None and level > max(self.limits["times"] * start, self.limits["difference"])
         if self._grown.push(grown) < self.limits["difference_logs"]:
-            return Verdict.NO_DATA if grown else verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
+            return Verdict.NO_DATA if grown else verdict
         what = f"log-probabilities of sampler and trainer differ by {level:.3g} nats a token, {start:.3g} at the start"
         return _finding(Severity.WARNING, "sampling_logp_difference", difference, what)
 
