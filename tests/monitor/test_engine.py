@@ -246,17 +246,28 @@ def long_run():
     return rows
 
 
+def told(news):
+    """What was said, without how the numbers went on behind it."""
+    return sorted(
+        (a["rule"], a["opened"], a["step"], str(a["severity"]), a["closed"] or -1, a["message"]) for a in news
+    )
+
+
 @pytest.mark.parametrize("cut", [1, 43, 53, 62, 81, 100])
 def test_a_resumed_engine_goes_on_as_if_never_stopped(cut):
     rows = long_run()
     whole, before, after = Engine(), Engine(), Engine()
-    expected = [[a.to_dict() for a in whole.observe(i, row)] for i, row in enumerate(rows)]
+    expected = [a.to_dict() for i, row in enumerate(rows) for a in whole.observe(i, row)]
+    expected += [a.to_dict() for a in whole.flush()]
     assert len({alert.rule for alert in whole.alerts}) > 5
-    news = [[a.to_dict() for a in before.observe(i, row)] for i, row in enumerate(rows[:cut])]
+    news = [a.to_dict() for i, row in enumerate(rows[:cut]) for a in before.observe(i, row)]
+    news += [a.to_dict() for a in before.flush()]
     after.load_state_dict(json.loads(to_strict_json(before.state_dict())))
-    news += [[a.to_dict() for a in after.observe(i + cut, row)] for i, row in enumerate(rows[cut:])]
-    assert to_strict_json({"news": news}) == to_strict_json({"news": expected})
-    assert to_strict_json(after.state_dict()) == to_strict_json(whole.state_dict())
+    news += [a.to_dict() for i, row in enumerate(rows[cut:], cut) for a in after.observe(i, row)]
+    news += [a.to_dict() for a in after.flush()]
+    assert told(news) == told(expected)
+    states = [json.loads(to_strict_json(engine.state_dict())) for engine in (after, whole)]
+    assert states[0] == states[1]
 
 
 def test_state_of_other_options_starts_that_rule_afresh_and_says_so(caplog):
@@ -268,3 +279,47 @@ def test_state_of_other_options_starts_that_rule_afresh_and_says_so(caplog):
     after.load_state_dict(state)
     assert "entropy_collapse" in caplog.text and "kl_high" not in caplog.text
     assert after.observe(2, {"objective/kl": 12.0})[0].rule == "kl_high"
+
+
+class Patient(Scripted):
+    name = "patient"
+    patient = True
+
+
+def test_a_patient_rule_is_asked_about_four_logs_at_once_and_knows_their_steps():
+    engine = Engine([Patient({})])
+    assert run(engine, [0, 1, 1, 0, 3]) == [[], [], [], [("patient", "warning", None)], []]
+    assert engine.alerts[0].severity == "critical"  # who looks at the alerts sees the latest log, too
+    assert [(alert.opened, alert.step) for alert in engine.alerts] == [(2, 5)]
+    assert [str(alert.severity) for alert in engine.observe(6, {"say": 3})] == ["critical"]  # and it is still told
+
+
+def test_what_opens_and_closes_within_four_logs_is_told_twice():
+    class Brief(Patient):
+        close_after = 1
+
+    engine = Engine([Brief({})])
+    news = run(engine, [0, 1, 0, 0])[-1]
+    assert news == [("patient", "warning", None), ("patient", "warning", 3)]
+
+
+def test_nothing_is_lost_when_a_run_ends_between():
+    engine = Engine([Patient({})])
+    run(engine, [1, 1])
+    assert [alert.rule for alert in engine.flush()] == ["patient"]
+    assert engine.flush() == []
+    again = Engine([Patient({})])
+    run(again, [1, 1])
+    state = again.state_dict()
+    assert [alert["rule"] for alert in state["alerts"]] == ["patient"]
+
+
+def test_a_cause_counts_at_the_step_it_was_open():
+    class Consequence(Patient):
+        name = "patient_consequence"
+        explained_by = ("scripted",)
+
+    brief = type("Brief", (Scripted,), {"close_after": 1})
+    engine = Engine([brief({}), Consequence({})])
+    run(engine, [1, 0, 0, 1])  # the cause was open at steps 1 and 4, when the consequence was seen
+    assert [alert.rule for alert in engine.alerts if alert.rule == "patient_consequence"] == []

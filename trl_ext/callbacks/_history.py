@@ -1,11 +1,8 @@
-"""The last logs of a run, packed: a dictionary of thirty numbers each would cost ten times the memory."""
+"""The last logs of a run."""
 
-from array import array
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
-
-_KEY_SETS = 256
 
 
 class MetricsHistory:
@@ -14,15 +11,12 @@ class MetricsHistory:
     """
 
     def __init__(self, size: int) -> None:
-        self._logs: deque[tuple[int, tuple[str, ...], array[float]]] = deque(maxlen=size)
-        self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all logs alike
+        self._logs: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=size)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        keys = tuple(metrics)
-        if len(self._keys) > _KEY_SETS:
-            self._keys.clear()
-        self._logs.append((step, self._keys.setdefault(keys, keys), array("d", list(metrics.values()))))
+        """`Row.metrics`, which must not change afterwards: kept as it is."""
+        self._logs.append((step, metrics))
 
     def to_list(self) -> list[dict[str, Any]]:
-        """`{"step": 3, "reward": 0.5, ...}` for each log, oldest first."""
-        return [{"step": step, **dict(zip(keys, numbers, strict=True))} for step, keys, numbers in self._logs]
+        """`{"step": 3, "reward": 0.5, ...}` for each log, oldest first; copies."""
+        return [{"step": step, **metrics} for step, metrics in self._logs]

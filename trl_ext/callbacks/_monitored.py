@@ -34,6 +34,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._options = options
         self.slot = 0  # which of several monitors of a run this is, from 1; 0 before it is known
         self._facts: dict[str, Any] = {}
+        self._prefixed: dict[str, str] = {}  # what is added to the logs, under the name it has there
         self._run = self._new_run()
         self._untouched = self._run.engine.state_dict()
         self._stop = StopDecision()
@@ -117,8 +118,12 @@ class MonitoredTraining(TrainerCallback, ExportableState):
             prefix = f"{_PREFIX}-{self.slot}"
         news, added = self._run.observe(state.global_step, state.epoch, seen)
         if isinstance(logs, dict):
+            names = self._prefixed
             for name, value in added.items():
-                logs.setdefault(f"{prefix}/{name}", value)
+                logs.setdefault(names.get(name) or names.setdefault(name, f"{prefix}/{name}"), value)
+        self._notify_all(news, state)
+
+    def _notify_all(self, news: list[Alert], state: TrainerState) -> None:
         for alert in news:
             if self._options.on_alert is not None and state.is_world_process_zero:
                 self._notify(alert)
@@ -140,10 +145,12 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     @never_raises
     def _save(self, args: TrainingArguments, state: TrainerState) -> None:
+        self._notify_all(self._run.flush(), state)
         if state.is_world_process_zero:
             write_state(args, state, self._record(state.global_step))
 
     @never_raises
-    def _finish(self, completed: bool) -> None:
+    def _finish(self, state: TrainerState, completed: bool) -> None:
+        self._notify_all(self._run.flush(), state)
         self._run.conclude()
         self._run.finish(completed)

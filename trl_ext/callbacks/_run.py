@@ -70,18 +70,28 @@ class MonitoredRun:
             self._view.add(step, epoch, row.metrics)
         if self._files is not None:
             self._files.log(row)
+        self._tell(news)
+        return news, {**extra, **self.alerts_open} if training else {}
+
+    def flush(self) -> list[Alert]:
+        """What the patient rules say of the latest logs. As `observe`."""
+        news = self.engine.flush()
+        self._tell(news)
+        return news
+
+    def _tell(self, news: list[Alert]) -> None:
+        if not news:
+            return
+        if self._files is not None:
             for alert in news:
                 self._report(self._files, alert)
-        if news:
-            self._count_open()
-        return news, {**extra, **self.alerts_open} if training else {}
+        self._count_open()
 
     def _count_open(self) -> None:
         self.alerts_open = dict.fromkeys(self.alerts_open, 0)  # one that was above 0 goes back to 0
-        for alert in self.engine.alerts:
-            if alert.closed is None:
-                for name in ("alerts_open", f"alerts_open/{alert.severity}"):
-                    self.alerts_open[name] = self.alerts_open.get(name, 0) + 1
+        for alert in self.engine.open_alerts:
+            for name in ("alerts_open", f"alerts_open/{alert.severity}"):
+                self.alerts_open[name] = self.alerts_open.get(name, 0) + 1
 
     def _report(self, files: RunFiles, alert: Alert) -> None:
         if alert.closed is not None:
@@ -96,7 +106,7 @@ class MonitoredRun:
 
     def note_stop(self, step: int) -> str:
         """Why this run is being stopped; the summary says it too."""
-        critical = [a for a in self.engine.alerts if a.severity is Severity.CRITICAL and a.closed is None]
+        critical = [alert for alert in self.engine.open_alerts if alert.severity is Severity.CRITICAL]
         what = f"{critical[0].rule}: {critical[0].message}" if critical else "another process saw a critical fault"
         self.stopped = f"stopped at step {step} by on_critical='stop'. {what}"
         return self.stopped

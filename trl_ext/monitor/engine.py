@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert, Severity
@@ -20,7 +21,16 @@ logger = logging.getLogger(__name__)
 _KEY_SETS = 256  # sets of logged keys for which the rules that read them are remembered
 _START = 20  # logs after which rules that judge the start of a run are not asked any more
 _REOPEN_WITHIN = 10  # logs: what comes back sooner is the same trouble, not another
-_Readers = tuple[list[tuple[Rule, Callable[[Row], Finding | Verdict]]], bool]
+_PATIENCE = 4  # logs about which the patient rules are asked at once
+_Asked = tuple[Rule, Callable[[Row], Finding | Verdict], str]
+
+
+class _Readers(NamedTuple):
+    """Of one set of keys: the rules that read it, and whether it is a log of training."""
+
+    urgent: list[_Asked]
+    patient: list[_Asked]
+    counts: bool
 
 
 class Engine:
@@ -41,7 +51,6 @@ class Engine:
         UserError: an unknown name (the message has the nearest), or a number that makes no sense.
 
     Attributes:
-        alerts: oldest first; open ones have `closed is None`.
         row: the latest log as the rules saw it.
         severity: the worst verdict on the latest log itself, `None` when nothing is wrong now.
     """
@@ -86,7 +95,11 @@ class Engine:
         self._open: dict[str, Alert] = {}
         self._readers: dict[Layout, _Readers] = {}
         self._seen: set[str] = set()
-        self.alerts: list[Alert] = []
+        self._alerts: list[Alert] = []
+        self._order = {name: i for i, name in enumerate(self._rules)}
+        self._latest: dict[str, Alert] = {}  # by rule
+        self._waiting: list[tuple[Row, int, list[_Asked]]] = []  # logs about which the patient rules will be asked
+        self._untold: list[Alert] = []  # news that no caller has heard yet
         self.row: Row | None = None
         self.severity: Severity | None = None
 
@@ -96,37 +109,77 @@ class Engine:
 
     def resumed(self) -> None:
         """Says that the next log is the first one after the run was resumed."""
+        self._untold += self._judge_waiting()
         for rule in self._rules.values():
             rule.resumed()
 
+    @property
+    def alerts(self) -> list[Alert]:
+        """Oldest first; open ones have `closed is None`. Asks the patient rules first."""
+        self._untold += self._judge_waiting()
+        return sorted(self._alerts, key=lambda alert: (alert.opened, self._order.get(alert.rule, 0)))
+
+    @property
+    def open_alerts(self) -> list[Alert]:
+        """As of now, without asking anybody."""
+        return list(self._open.values())
+
     def observe(self, step: int, logs: Mapping[str, Any]) -> list[Alert]:
-        """Judges one log, without changing it. Returns the alerts that opened, rose in severity or closed."""
+        """Judges one log, without changing it. Returns the alerts that opened, rose in severity or closed, those of
+        patient rules up to three logs late."""
         self.severity = None
         self.row = row = read_row(step, logs)
-        rules, counts = self._readers.get(row.layout) or self._find_readers(row.layout)
-        self._logs += counts
-        if self._logs == _START and counts:
+        readers = self._readers.get(row.layout) or self._find_readers(row.layout)
+        self._logs += readers.counts
+        if self._logs == _START and readers.counts:
             self._readers.clear()  # those of the start have had their say
-        warming_up = self._logs <= self._warmup_steps
+        changed = self._judge(readers.urgent, row, self._logs)
+        self._waiting.append((row, self._logs, readers.patient))
+        if len(self._waiting) >= _PATIENCE:
+            changed += self._judge_waiting()
+        if self._untold:
+            changed, self._untold = self._untold + changed, []
+        return changed
+
+    def flush(self) -> list[Alert]:
+        """Asks the patient rules about the logs that still wait; before a checkpoint, and at the end. As `observe`."""
+        news, self._untold = self._untold + self._judge_waiting(), []
+        return news
+
+    def _judge_waiting(self) -> list[Alert]:
+        waiting, self._waiting = self._waiting, []
+        # copies: what opens and closes within these logs is news twice
+        return [
+            replace(alert, evidence=dict(alert.evidence))
+            for row, logs, rules in waiting
+            for alert in self._judge(rules, row, logs)
+        ]
+
+    def _judge(self, rules: list[_Asked], row: Row, logs: int) -> list[Alert]:
+        """What `rules` say of a row, which is the training log number `logs`."""
+        warming_up = logs <= self._warmup_steps
         healthy, no_data, opened = Verdict.HEALTHY, Verdict.NO_DATA, self._open
         changed = []
-        for rule, check in rules:
+        for rule, check, name in rules:
+            if name in self._disabled:
+                continue
             try:
                 verdict = check(row)
             except Exception:
-                self._disable(rule.name)
+                self._disable(name)
                 continue
-            if verdict is no_data or (verdict is healthy and rule.name not in opened):
+            if verdict is no_data or (verdict is healthy and name not in opened):
                 continue
             if warming_up and rule.statistical:
                 continue
-            alert = self._apply(rule, step, verdict)
+            alert = self._apply(rule, row.step, logs, verdict)
             if alert is not None:
                 changed.append(alert)
         return changed
 
     def finish(self) -> list[str]:
         """Notes for the end of a run: metrics that the user named and that never arrived."""
+        self._untold += self._judge_waiting()
         unseen = {rule.name: name for rule in self._rules.values() if (name := rule.unseen()) is not None}
         keys = ", ".join(sorted(self._seen)) or "none"
         return [f"{rule}: {name!r} was never logged. The keys that were: {keys}" for rule, name in unseen.items()]
@@ -144,9 +197,12 @@ class Engine:
         active = [rule for name, rule in self._rules.items() if name not in skipped]
         active = [rule for rule in active if names.isdisjoint(rule.useless_with)]
         rules = [rule for rule in active if not rule.metrics or any(_among(m, names) for m in rule.metrics)]
-        counts = any(not name.startswith("eval/") for name in names)
-        readers: _Readers = ([(rule, rule.check) for rule in rules], counts)
-        self._readers[layout] = readers
+        asked: list[_Asked] = [(rule, rule.check, rule.name) for rule in rules]
+        self._readers[layout] = readers = _Readers(
+            urgent=[one for one in asked if not one[0].patient],
+            patient=[one for one in asked if one[0].patient],
+            counts=bool(names - {"epoch"}) and not any(name.startswith("eval/") for name in names),
+        )
         return readers
 
     def _disable(self, name: str) -> None:
@@ -154,16 +210,16 @@ class Engine:
         self._readers.clear()
         logger.exception("Rule %s failed and is off for the rest of this run; training goes on.", name)
 
-    def _apply(self, rule: Rule, step: int, verdict: Finding | Verdict) -> Alert | None:
+    def _apply(self, rule: Rule, step: int, logs: int, verdict: Finding | Verdict) -> Alert | None:
         """The rule's alert if `verdict` is news about it."""
         alert = self._open.get(rule.name)
         if isinstance(verdict, Finding):
-            if alert is None and self._explained(rule, verdict):
+            if alert is None and self._explained(rule, step, verdict):
                 return None
             self._healthy_logs[rule.name] = 0
             if self.severity is None or verdict.severity > self.severity:
                 self.severity = verdict.severity
-            if alert is None and (alert := self._reopened(rule.name)) is not None:
+            if alert is None and (alert := self._reopened(rule.name, logs)) is not None:
                 self._raise(rule.name, step, alert, verdict)
                 alert.step = step
                 return alert
@@ -174,22 +230,23 @@ class Engine:
         if self._healthy_logs[rule.name] < rule.close_after:
             return None
         alert.closed = step
-        self._closed_at[rule.name] = self._logs
+        self._closed_at[rule.name] = logs
         return self._open.pop(rule.name)
 
-    def _explained(self, rule: Rule, found: Finding) -> bool:
-        """Whether the open alert of a cause says it already."""
-        causes = (self._open[cause] for cause in rule.explained_by if cause in self._open)
-        return any(found.severity <= cause.severity for cause in causes)
+    def _explained(self, rule: Rule, step: int, found: Finding) -> bool:
+        """Whether the alert of a cause, open at that step, says it already."""
+        causes = (self._latest[cause] for cause in rule.explained_by if cause in self._latest)
+        return any(
+            cause.opened <= step and (cause.closed is None or cause.closed > step) and found.severity <= cause.severity
+            for cause in causes
+        )
 
-    def _reopened(self, rule: str) -> Alert | None:
+    def _reopened(self, rule: str, logs: int) -> Alert | None:
         """The alert of a rule that closed only lately, open again: trouble that comes and goes is one trouble."""
-        if self._logs - self._closed_at.get(rule, -_REOPEN_WITHIN) >= _REOPEN_WITHIN:
+        if logs - self._closed_at.get(rule, -_REOPEN_WITHIN) >= _REOPEN_WITHIN or rule not in self._latest:
             return None
-        alert = next((old for old in reversed(self.alerts) if old.rule == rule), None)
-        if alert is not None:
-            alert.closed = None
-            self._open[rule] = alert
+        alert = self._open[rule] = self._latest[rule]
+        alert.closed = None
         return alert
 
     def _raise(self, rule: str, step: int, alert: Alert | None, found: Finding) -> Alert | None:
@@ -198,10 +255,10 @@ class Engine:
         news = {**vars(found), "step": step}
         if alert is None:
             alert = Alert(rule=rule, opened=step, **{**news, "evidence": {**found.evidence, **follow}})
-            self._open[rule] = alert
-            self.alerts.append(alert)
-            if len(self.alerts) > self._max_alerts:
-                del self.alerts[next(i for i, old in enumerate(self.alerts) if old.closed is not None)]
+            self._open[rule] = self._latest[rule] = alert
+            self._alerts.append(alert)
+            if len(self._alerts) > self._max_alerts:
+                del self._alerts[next(i for i, old in enumerate(self._alerts) if old.closed is not None)]
             return alert
         follow["logs"] = alert.evidence["logs"] + 1
         if found.severity <= alert.severity:
@@ -213,7 +270,8 @@ class Engine:
         return alert
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON (an alert's value may be NaN: write it with `to_strict_json`)."""
+        """JSON (an alert's value may be NaN: write it with `to_strict_json`). Asks the patient rules first."""
+        self._untold += self._judge_waiting()
         return {
             "logs": self._logs,
             "healthy_logs": dict(self._healthy_logs),
@@ -228,8 +286,12 @@ class Engine:
         self._logs = state["logs"]
         self._healthy_logs = dict(state["healthy_logs"])
         self._closed_at = dict(state.get("closed_at", {}))
-        self.alerts = [Alert.from_dict(record) for record in state["alerts"]]
-        self._open = {alert.rule: alert for alert in self.alerts if alert.closed is None}
+        self._alerts = [Alert.from_dict(record) for record in state["alerts"]]
+        self._latest = {alert.rule: alert for alert in self._alerts}
+        self._open.clear()
+        self._open.update({alert.rule: alert for alert in self._alerts if alert.closed is None})
+        self._waiting, self._untold = [], []
+        self._readers.clear()
         self._shared.clear()
         for name, series in state.get("shared", {}).items():
             self._shared[name] = RewardSeries(self._window)

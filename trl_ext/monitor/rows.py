@@ -77,12 +77,13 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
         if not layout.every_name:
             metrics.pop(None, None)
         return Row(step, metrics, {}, [], dict(logs), layout, layout)
-    row = Row(step, {}, {}, [], {}, None, layout)
+    logged: dict[str, Any] = {}
+    row = Row(step, {}, {}, [], logged, None, layout)
     for name, key, found in zip(layout.names, layout.keys, values, strict=True):
         value: Any = _scalar(found) if isinstance(key, str) else _UNUSABLE
         if value is _UNUSABLE:
             continue
-        row.logged[key] = value
+        logged[key] = value
         if value is None:
             row.absent.append(name or key)
         elif isinstance(value, bool | str):

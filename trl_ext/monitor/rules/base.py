@@ -45,6 +45,7 @@ class Rule:
         explained_by: rules whose open alert is the cause of what this one sees: it then stays quiet, unless it has
             something worse to say.
         useless_with: canonical names; a log that carries one of them is not shown to the rule.
+        patient: its verdict may come three logs late: it is asked about four logs at once, which makes most logs cheap.
         at_start: judges the first logs of a run alone, and is not asked later.
         facts: what is known of the run besides its logs (options of the trainer); see `engine.Engine`.
         shared: statistics that the rules of one engine have in common.
@@ -60,6 +61,7 @@ class Rule:
     close_after: ClassVar[int] = 5
     explained_by: ClassVar[tuple[str, ...]] = ()
     useless_with: ClassVar[tuple[str, ...]] = ()
+    patient: ClassVar[bool] = False
     at_start: ClassVar[bool] = False
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):

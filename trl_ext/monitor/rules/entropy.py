@@ -21,6 +21,7 @@ class EntropyCollapse(Rule):
     """
 
     name = "entropy_collapse"
+    patient = True
     metrics = ("entropy_per_token",)
     explained_by = ("nonfinite_metric",)
     statistical = True
@@ -67,6 +68,7 @@ class EntropyExplosion(Rule):
     """
 
     name = "entropy_explosion"
+    patient = True
     metrics = ("entropy_per_token",)
     statistical = True
     explained_by = ("nonfinite_metric",)

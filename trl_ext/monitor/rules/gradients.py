@@ -33,6 +33,7 @@ class GradNormSpike(Rule):
     """
 
     name = "grad_norm_spike"
+    patient = True
     metrics = ("grad_norm",)
     statistical = True
     explained_by = ("nonfinite_metric", "grad_norm_trend", "loss_divergence", "all_truncated", "zero_signal")
@@ -90,6 +91,7 @@ class GradNormTrend(Rule):
     """
 
     name = "grad_norm_trend"
+    patient = True
     metrics = ("grad_norm",)
     statistical = True
     explained_by = ("nonfinite_metric", "loss_divergence", "all_truncated", "zero_signal")

@@ -37,6 +37,7 @@ class LRScheduleDrift(Rule):
     """
 
     name = "lr_schedule_drift"
+    patient = True
     metrics = ("learning_rate",)
     explained_by = ("nonfinite_metric",)
 
@@ -82,6 +83,7 @@ class LRZeroEarly(Rule):
     """
 
     name = "lr_zero_early"
+    patient = True
     metrics = ("learning_rate",)
     explained_by = ("lr_schedule_drift",)
 

@@ -111,6 +111,7 @@ class LengthCollapse(Rule):
     """
 
     name = "length_collapse"
+    patient = True
     metrics = ("completion_length",)
     explained_by = ("nonfinite_metric",)
 
@@ -151,6 +152,7 @@ class LengthDrift(Rule):
     """
 
     name = "length_drift"
+    patient = True
     metrics = ("completion_length",)
     statistical = True
     explained_by = ("nonfinite_metric", "length_collapse", "all_truncated", "reward_hacking_suspected")

@@ -97,6 +97,7 @@ class ClipFractionHigh(Rule):
     """
 
     name = "clip_fraction_high"
+    patient = True
     metrics = ("clip_fraction",)
     explained_by = ("nonfinite_metric", "approx_kl_spike", "ratio_out_of_band")
 

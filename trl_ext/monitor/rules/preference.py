@@ -146,6 +146,7 @@ class PreferenceNoMovement(Rule):
     """
 
     name = "preference_no_movement"
+    patient = True
     metrics = ("rewards/margins",)
     explained_by = (*_CAUSES, "frozen_policy")
 
@@ -190,6 +191,7 @@ class PreferenceChance(Rule):
     """
 
     name = "preference_chance"
+    patient = True
     metrics = ("rewards/accuracies", "accuracy")
     explained_by = (*_CAUSES, "preference_magnitude", "preference_no_movement", "frozen_policy", "overfitting")
 

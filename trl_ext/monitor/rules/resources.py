@@ -23,6 +23,7 @@ class MemoryGrowth(Rule):
     """
 
     name = "memory_growth"
+    patient = True
     metrics = tuple(MEMORY)
     close_after = 1
 
@@ -73,6 +74,7 @@ class StepTimeDrift(Rule):
     """
 
     name = "step_time_drift"
+    patient = True
     metrics = ("step_time",)
     statistical = True
 

@@ -27,6 +27,7 @@ class RewardDrop(Rule):
     """
 
     name = "reward_drop"
+    patient = True
     metrics = ("reward",)
     statistical = True
     explained_by = ("nonfinite_metric",)
@@ -98,6 +99,7 @@ class RewardFlatKLRising(Rule):
     """
 
     name = "reward_flat_kl_rising"
+    patient = True
     close_after = 20
     metrics = ("reward",)
     explained_by = ("nonfinite_metric",)
@@ -150,6 +152,7 @@ class RewardSaturated(Rule):
     """
 
     name = "reward_saturated"
+    patient = True
     metrics = ("reward_std",)
     statistical = True
     explained_by = ("nonfinite_metric", "zero_signal", "all_truncated", "entropy_collapse")
@@ -197,6 +200,7 @@ class RewardFlat(Rule):
     """
 
     name = "reward_flat"
+    patient = True
     metrics = ("reward",)
     statistical = True
     close_after = 1

@@ -86,6 +86,7 @@ class DeadRewardComponent(Rule):
     """
 
     name = "dead_reward_component"
+    patient = True
     metrics = ("reward/*", "reward")
     close_after = 1
     explained_by = ("nonfinite_metric",)
@@ -152,6 +153,7 @@ class ComponentDominance(Rule):
     """
 
     name = "component_dominance"
+    patient = True
     metrics = ("reward/*",)
     statistical = True
     explained_by = ("nonfinite_metric", "reward_hacking_suspected")

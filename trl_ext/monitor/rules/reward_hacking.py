@@ -34,6 +34,7 @@ class RewardHackingSuspected(Rule):
     """
 
     name = "reward_hacking_suspected"
+    patient = True
     explained_by = ("nonfinite_metric",)
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):

@@ -19,6 +19,7 @@ class SamplingMismatch(Rule):
     """
 
     name = "sampling_mismatch"
+    patient = True
     metrics = ("importance_ratio_mean", "sampling_logp_difference")
     explained_by = ("nonfinite_metric",)
 

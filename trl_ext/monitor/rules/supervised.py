@@ -221,6 +221,7 @@ class LossFlat(Rule):
     """
 
     name = "loss_flat"
+    patient = True
     metrics = ("loss",)
     useless_with = OTHER_LOSSES
     statistical = True

@@ -81,6 +81,7 @@ class ValueExplainedVariance(Rule):
     """
 
     name = "value_explained_variance"
+    patient = True
     metrics = ("explained_variance",)
     statistical = True
     explained_by = ("nonfinite_metric", "value_loss_divergence")
