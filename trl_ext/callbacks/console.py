@@ -20,7 +20,7 @@ from trl_ext.rewards.text import completion_text, prompt_text
 _SHOWN = (
     ("reward", "{:6.3f}", ("reward",)),
     ("loss", "{:6.3f}", ("loss",)),
-    ("accuracy", "{:.3f}", ("rewards/accuracies", "accuracy", "mean_token_accuracy")),
+    ("accuracy", "{:.3f}", ("rewards/accuracies", "accuracy", "token_accuracy")),
     ("kl", "{:5.2f}", ("kl_per_sequence", "kl_per_token")),
     ("entropy", "{:.2f}", ("entropy_per_token",)),
     ("length", "{:.1f}", ("completion_length",)),
