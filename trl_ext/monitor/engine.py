@@ -1,4 +1,4 @@
-"""Feeds the rules and keeps one alert a root cause."""
+"""Feeds the rules, log by log."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
+from trl_ext.monitor.alert_book import AlertBook
 from trl_ext.monitor.alerts import Alert, Severity
 from trl_ext.monitor.names import unknown_name
 from trl_ext.monitor.presets import resolve_preset
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 _KEY_SETS = 256  # sets of logged keys for which the rules that read them are remembered
 _START = 20  # logs after which rules that judge the start of a run are not asked any more
-_REOPEN_WITHIN = 10  # logs: what comes back sooner is the same trouble, not another
 _PATIENCE = 4  # logs about which the patient rules are asked at once
 _Asked = tuple[Rule, Callable[[Row], Finding | Verdict], str]
 
@@ -52,7 +52,6 @@ class Engine:
 
     Attributes:
         row: the latest log as the rules saw it.
-        severity: the worst verdict on the latest log itself, `None` when nothing is wrong now.
     """
 
     def __init__(
@@ -87,21 +86,14 @@ class Engine:
             self._rules[instance.name] = instance
         self.set_facts(facts or {})
         self._warmup_steps, self._window = warmup_steps, window
-        self._max_alerts = max_alerts
+        self._book = AlertBook(list(self._rules), max_alerts)
         self._logs = 0
-        self._healthy_logs: dict[str, int] = {}
-        self._closed_at: dict[str, int] = {}  # count of logs, by rule
         self._disabled: set[str] = set()
-        self._open: dict[str, Alert] = {}
         self._readers: dict[Layout, _Readers] = {}
         self._seen: set[str] = set()
-        self._alerts: list[Alert] = []
-        self._order = {name: i for i, name in enumerate(self._rules)}
-        self._latest: dict[str, Alert] = {}  # by rule
         self._waiting: list[tuple[Row, int, list[_Asked]]] = []  # logs about which the patient rules will be asked
         self._untold: list[Alert] = []  # news that no caller has heard yet
         self.row: Row | None = None
-        self.severity: Severity | None = None
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:
         """More facts, or newer ones."""
@@ -117,17 +109,22 @@ class Engine:
     def alerts(self) -> list[Alert]:
         """Oldest first; open ones have `closed is None`. Asks the patient rules first."""
         self._untold += self._judge_waiting()
-        return sorted(self._alerts, key=lambda alert: (alert.opened, self._order.get(alert.rule, 0)))
+        return self._book.to_list()
 
     @property
     def open_alerts(self) -> list[Alert]:
         """As of now, without asking anybody."""
-        return list(self._open.values())
+        return list(self._book.open.values())
+
+    @property
+    def severity(self) -> Severity | None:
+        """The worst verdict on the latest log itself, `None` when nothing is wrong now."""
+        return self._book.severity
 
     def observe(self, step: int, logs: Mapping[str, Any]) -> list[Alert]:
         """Judges one log, without changing it. Returns the alerts that opened, rose in severity or closed, those of
         patient rules up to three logs late."""
-        self.severity = None
+        self._book.severity = None
         self.row = row = read_row(step, logs)
         readers = self._readers.get(row.layout) or self._find_readers(row.layout)
         self._logs += readers.counts
@@ -158,7 +155,7 @@ class Engine:
     def _judge(self, rules: list[_Asked], row: Row, logs: int) -> list[Alert]:
         """What `rules` say of a row, which is the training log number `logs`."""
         warming_up = logs <= self._warmup_steps
-        healthy, no_data, opened = Verdict.HEALTHY, Verdict.NO_DATA, self._open
+        healthy, no_data, opened = Verdict.HEALTHY, Verdict.NO_DATA, self._book.open
         changed = []
         for rule, check, name in rules:
             if name in self._disabled:
@@ -172,7 +169,7 @@ class Engine:
                 continue
             if warming_up and rule.statistical:
                 continue
-            alert = self._apply(rule, row.step, logs, verdict)
+            alert = self._book.apply(rule, row.step, logs, verdict)
             if alert is not None:
                 changed.append(alert)
         return changed
@@ -193,7 +190,7 @@ class Engine:
         if len(self._seen) < _KEY_SETS:
             self._seen.update(key for key in layout.keys if isinstance(key, str))
         over = {name for name, rule in self._rules.items() if rule.at_start and self._logs >= _START}
-        skipped = self._disabled | (over - set(self._open))
+        skipped = self._disabled | (over - set(self._book.open))
         active = [rule for name, rule in self._rules.items() if name not in skipped]
         active = [rule for rule in active if names.isdisjoint(rule.useless_with)]
         rules = [rule for rule in active if not rule.metrics or any(_among(m, names) for m in rule.metrics)]
@@ -210,73 +207,12 @@ class Engine:
         self._readers.clear()
         logger.exception("Rule %s failed and is off for the rest of this run; training goes on.", name)
 
-    def _apply(self, rule: Rule, step: int, logs: int, verdict: Finding | Verdict) -> Alert | None:
-        """The rule's alert if `verdict` is news about it."""
-        alert = self._open.get(rule.name)
-        if isinstance(verdict, Finding):
-            if alert is None and self._explained(rule, step, verdict):
-                return None
-            self._healthy_logs[rule.name] = 0
-            if self.severity is None or verdict.severity > self.severity:
-                self.severity = verdict.severity
-            if alert is None and (alert := self._reopened(rule.name, logs)) is not None:
-                self._raise(rule.name, step, alert, verdict)
-                alert.step = step
-                return alert
-            return self._raise(rule.name, step, alert, verdict)
-        if alert is None:
-            return None
-        self._healthy_logs[rule.name] += 1
-        if self._healthy_logs[rule.name] < rule.close_after:
-            return None
-        alert.closed = step
-        self._closed_at[rule.name] = logs
-        return self._open.pop(rule.name)
-
-    def _explained(self, rule: Rule, step: int, found: Finding) -> bool:
-        """Whether the alert of a cause, open at that step, says it already."""
-        causes = (self._latest[cause] for cause in rule.explained_by if cause in self._latest)
-        return any(
-            cause.opened <= step and (cause.closed is None or cause.closed > step) and found.severity <= cause.severity
-            for cause in causes
-        )
-
-    def _reopened(self, rule: str, logs: int) -> Alert | None:
-        """The alert of a rule that closed only lately, open again: trouble that comes and goes is one trouble."""
-        if logs - self._closed_at.get(rule, -_REOPEN_WITHIN) >= _REOPEN_WITHIN or rule not in self._latest:
-            return None
-        alert = self._open[rule] = self._latest[rule]
-        alert.closed = None
-        return alert
-
-    def _raise(self, rule: str, step: int, alert: Alert | None, found: Finding) -> Alert | None:
-        """Opens an alert, or updates the open one; returns it when that is news."""
-        follow = {"logs": 1, "last_step": step, "last_value": found.value}
-        news = {**vars(found), "step": step}
-        if alert is None:
-            alert = Alert(rule=rule, opened=step, **{**news, "evidence": {**found.evidence, **follow}})
-            self._open[rule] = self._latest[rule] = alert
-            self._alerts.append(alert)
-            if len(self._alerts) > self._max_alerts:
-                del self._alerts[next(i for i, old in enumerate(self._alerts) if old.closed is not None)]
-            return alert
-        follow["logs"] = alert.evidence["logs"] + 1
-        if found.severity <= alert.severity:
-            alert.evidence.update(follow)
-            return None
-        for field, value in news.items():
-            setattr(alert, field, value)
-        alert.evidence = {**found.evidence, **follow}
-        return alert
-
     def state_dict(self) -> dict[str, Any]:
         """JSON (an alert's value may be NaN: write it with `to_strict_json`). Asks the patient rules first."""
         self._untold += self._judge_waiting()
         return {
             "logs": self._logs,
-            "healthy_logs": dict(self._healthy_logs),
-            "closed_at": dict(self._closed_at),
-            "alerts": [alert.to_dict() for alert in self.alerts],
+            **self._book.state_dict(),
             "rules": {name: rule.state_dict() for name, rule in self._rules.items()},
             "shared": {name: series.state_dict() for name, series in self._shared.items()},
         }
@@ -284,12 +220,7 @@ class Engine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """A rule whose state does not fit (its options changed meanwhile) starts afresh, and the log says so."""
         self._logs = state["logs"]
-        self._healthy_logs = dict(state["healthy_logs"])
-        self._closed_at = dict(state.get("closed_at", {}))
-        self._alerts = [Alert.from_dict(record) for record in state["alerts"]]
-        self._latest = {alert.rule: alert for alert in self._alerts}
-        self._open.clear()
-        self._open.update({alert.rule: alert for alert in self._alerts if alert.closed is None})
+        self._book.load_state_dict(state)
         self._waiting, self._untold = [], []
         self._readers.clear()
         self._shared.clear()
