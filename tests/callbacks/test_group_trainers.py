@@ -74,16 +74,14 @@ def test_a_nan_reward_stops_at_that_very_log_with_a_checkpoint(build, name, tmp_
 
 
 def test_a_resumed_run_alerts_nothing_twice(build, tmp_path):
-    always = {
-        "rules": ["kl_high"],
-        "thresholds": {"kl_high.per_token_warning": -1, "kl_high.per_sequence_warning": -99, "kl_high.logs": 1},
-    }
+    rule = {"name": "always", "metric": "reward", "comparison": ">", "value": -1e9, "logs": 1}
+    always = {"rules": [], "custom_rules": [rule]}
     saving = {"save_strategy": "steps", "save_steps": 2}
     first = PPOMonitoringCallback(**always)
     build("GRPO", first, max_steps=2, **saving).train()
     second = PPOMonitoringCallback(**always)
     build("GRPO", second, max_steps=4, **saving).train(resume_from_checkpoint=True)
-    assert [(a.rule, a.opened) for a in first.alerts] == [(a.rule, a.opened) for a in second.alerts] == [("kl_high", 1)]
+    assert [(a.rule, a.opened) for a in first.alerts] == [(a.rule, a.opened) for a in second.alerts] == [("always", 1)]
     assert len((tmp_path / "run" / "trl_ext" / "alerts.jsonl").read_text().splitlines()) == 1
     rows = read_metrics(tmp_path / "run" / "trl_ext" / "metrics.jsonl")
     assert [(row["step"], row["session"]) for row in rows if "reward" in row] == [(1, 0), (2, 0), (3, 1), (4, 1)]

@@ -159,8 +159,8 @@ def test_on_alert_hears_what_opens_rises_and_closes(scripted):
     heard = []
     script = {1: 12, 2: 12, 3: 40, 4: 40, 5: 40}
     callback = PPOMonitoringCallback(rules=KL, on_alert=lambda a: heard.append((str(a.severity), a.step, a.closed)))
-    scripted(callback, lambda step: {"objective/kl": float(script.get(step, 1))}, steps=12).train()
-    assert heard == [("warning", 3, None), ("error", 5, None), ("error", 5, 10)]
+    scripted(callback, lambda step: {"objective/kl": float(script.get(step, 1))}, steps=16).train()
+    assert heard == [("warning", 3, None), ("error", 5, None), ("error", 5, 15)]
 
 
 def test_a_fault_in_on_alert_is_logged_once_and_training_goes_on(scripted, caplog):

@@ -93,5 +93,6 @@ def test_infinities_that_cancel_are_seen():
     assert row.nonfinite == {"reward": math.inf, "kl_per_token": -math.inf} and row.metrics == {}
 
 
-def test_numbers_whose_sum_overflows_are_still_numbers():
-    assert read_row(1, {"reward": 1.7e308, "kl": 1.7e308}).metrics == {"reward": 1.7e308, "kl_per_token": 1.7e308}
+def test_numbers_whose_squares_overflow_are_no_numbers_to_a_rule():
+    row = read_row(1, {"reward": 1.7e308, "kl": 1e99})
+    assert row.metrics == {"kl_per_token": 1e99} and row.nonfinite

@@ -1,6 +1,5 @@
 """Declarative rules of the user in a YAML file."""
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ import jsonschema
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.names import unknown_name
+from trl_ext.monitor.rows import LARGEST
 from trl_ext.monitor.rules import Rule
 from trl_ext.monitor.rules.custom import COMPARISONS
 from trl_ext.strict_yaml import read_yaml
@@ -73,8 +73,8 @@ def _check(label: str, rule: Mapping[str, Any]) -> None:
     error = jsonschema.exceptions.best_match(_VALIDATOR.iter_errors(rule))
     if error is not None:
         raise UserError(f"{label}: {_in_words(error)}")
-    if not math.isfinite(rule["value"]):
-        raise UserError(f"{label}: value must be a finite number, not {rule['value']}")
+    if not abs(rule["value"]) < LARGEST:
+        raise UserError(f"{label}: value must be a finite number, not {rule['value']!r:.60}")
 
 
 def _in_words(error: jsonschema.ValidationError) -> str:

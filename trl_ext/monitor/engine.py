@@ -79,6 +79,8 @@ class Engine:
         self._shared: dict[str, RewardSeries] = {}
         for rule in [*chosen, *own]:
             instance = rule if isinstance(rule, Rule) else _build(rule, limits, window)
+            if instance.name in self._rules and instance.name == "<lambda>":
+                instance.name = f"<lambda> {len(self._rules)}"  # type: ignore[misc]
             if instance.name in self._rules:
                 raise UserError(f"two rules are named {instance.name!r}: rename one")
             instance.facts = self.facts
@@ -233,7 +235,7 @@ class Engine:
             fresh = rule.state_dict()
             try:
                 rule.load_state_dict(state["rules"][name])
-            except (AttributeError, KeyError, TypeError, ValueError):
+            except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
                 rule.load_state_dict(fresh)
                 logger.warning("The stored state of rule %s does not fit; it starts afresh.", name)
 

@@ -61,7 +61,8 @@ def _json_log(path: str | os.PathLike[str], file: BinaryIO, notes: list[str]) ->
     lines = _lines(file)
     first = next(line for line in lines if line.strip())
     value = _json(first)
-    if first.strip() in ("{", "[", "[{"):  # a document over many lines
+    opens = first.lstrip()[:1] == "[" or first.strip().endswith(("{", "["))
+    if value is None and opens:  # a document over many lines
         value = _json(first + "".join(lines))
         if value is None:
             raise UserError(f"{path} is no complete JSON: cut off while it was written, perhaps")

@@ -74,7 +74,9 @@ def _value(cell: str) -> float | str | None:
 
 def _column_names(cells: list[str], path: str | os.PathLike[str]) -> list[str]:
     """W&B exports a chart as `my-run - train/loss`, and the same with `__MIN` and `__MAX`: the metric alone."""
-    if not any(cell.endswith("__MIN") for cell in cells):
+    cells = [cell.strip() for cell in cells]
+    charts = [cell.rpartition(" - ")[2] for cell in cells if " - " in cell]
+    if not any(cell.endswith("__MIN") for cell in cells) and len(set(charts)) == len(charts):
         return cells
     runs = {cell.rpartition(" - ")[0] for cell in cells if " - " in cell}
     if len(runs) > 1:

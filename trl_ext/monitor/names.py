@@ -5,10 +5,14 @@ from difflib import get_close_matches
 
 from trl_ext.errors import UserError
 
+_LISTED = 60  # names that still make one line
+
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """`unknown rule 'kl_hihg': did you mean 'kl_high'? Known: ...`."""
     known = sorted(known)
-    nearest = get_close_matches(str(name), known, n=1, cutoff=0.4)
+    nearest = get_close_matches(str(name), known, n=3, cutoff=0.4)
     hint = f": did you mean {nearest[0]!r}?" if nearest else "."
-    return UserError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+    listed = known if len(known) <= _LISTED else nearest
+    more = f" and {len(known) - len(listed)} more" if len(known) > len(listed) else ""
+    return UserError(f"unknown {kind} {name!r}{hint} Known: {', '.join(listed) or len(known)}{more}")

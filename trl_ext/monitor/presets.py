@@ -42,7 +42,7 @@ def resolve_preset(preset: str | None) -> tuple[list[str], Mapping[str, Any]]:
     """
     if preset is None:
         return list(RULES), {}
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise unknown_name("preset", str(preset), PRESETS)
     families, thresholds = PRESETS[preset]
     return [rule.name for family in families for rule in FAMILIES[family]], thresholds

@@ -61,7 +61,7 @@ def replay(log: Log, engine: Engine, path: str | os.PathLike[str], wanted: Itera
         OSError: reading failed half way.
     """
     engine.set_facts(log.facts)
-    rows, layouts = 0, set[Layout]()
+    rows, layouts, numbers = 0, set[Layout](), False
     for step, logs, resumed in log.rows:
         if resumed:
             engine.resumed()
@@ -69,6 +69,9 @@ def replay(log: Log, engine: Engine, path: str | os.PathLike[str], wanted: Itera
         rows += 1
         assert engine.row is not None
         layouts.add(engine.row.layout)
+        numbers = numbers or bool(engine.row.metrics or engine.row.nonfinite)
+    if rows and not numbers:
+        raise UserError(f"{path} holds no number in {rows} rows: are decimals written with a comma?")
     keys = {key for layout in layouts for key in layout.keys if isinstance(key, str)}
     metrics = {name for layout in layouts for name in layout.names if name is not None}
     if not rows:

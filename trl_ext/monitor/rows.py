@@ -9,6 +9,7 @@ from typing import Any
 
 from trl_ext.monitor.metrics import canonical_names
 
+LARGEST = 1e100  # beyond it squares are infinite, and nothing that is measured is as large
 _UNUSABLE = object()
 
 
@@ -88,7 +89,7 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
             row.absent.append(name or key)
         elif isinstance(value, bool | str):
             continue
-        elif not math.isfinite(value):
+        elif not -LARGEST < value < LARGEST:  # a number that large is an overflow, whatever its type
             row.nonfinite[name or key] = value
         elif name is not None:
             row.metrics[name] = value
@@ -96,9 +97,9 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
 
 
 def _all_finite(values: tuple[float, ...]) -> bool:
-    """Whether all are, by one sum; also false for numbers so large that their sum is infinite."""
+    """Whether all are, by one sum; also false for numbers so large that none of them is a measurement."""
     try:
-        return math.isfinite(sum(values, 0.0))
+        return -LARGEST < sum(values, 0.0) < LARGEST
     except OverflowError:  # an integer beyond every float
         return False
 

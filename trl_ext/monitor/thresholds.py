@@ -1,6 +1,5 @@
 """Every number a rule compares with: name, default, unit and where it comes from. The one place."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -239,6 +238,9 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("preference_chance.lost_logs", 20, "logs", "their mean varies by 0.04 with eight pairs a log"),
     Threshold("preference_chance.lost_distance", 0.15, "of accuracy", "clearly above chance before"),
     Threshold("preference_chance.error_of_mean", 0.04, "of accuracy", "as far as the mean may be from one half"),
+    Threshold("preference_chance.coin_logs", 40, "logs", "past the warm-up, in which a reward model learns most"),
+    Threshold("preference_chance.coin_loss", 0.97, "of ln 2", "who tells two of three pairs apart is at 0.92"),
+    Threshold("preference_chance.min_z", 2, "standard deviations", "of an accuracy that rises slowly (Mann-Kendall)"),
     Threshold("preference_chance.distance", 0.04, "of accuracy",
               "two standard deviations of 64 batches of eight pairs"),
     # supervised
@@ -247,8 +249,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "older Transformers round the loss to 4 digits"),
     Threshold("loss_divergence.warning_growth", 1.5, "times the best", "more than a new epoch or data source adds"),
     Threshold("loss_divergence.error_growth", 3, "times the best", "the model is lost"),
-    Threshold("loss_divergence.deviations", 3, "standard deviations of a log",
-              "of the quietest stretch; medians of 8 vary by 0.4"),
+    Threshold("loss_divergence.deviations", 3, "standard deviations of a log", "medians of 8 vary by 0.4 of them"),
+    Threshold("loss_divergence.smallest_noise", 0.05, "of the loss", "a smoothed loss would be too calm"),
     Threshold("loss_divergence.smallest", 0.2, "nats", "below it factors mean nothing"),
     Threshold("loss_divergence.start_logs", 3, "logs", "a divergence may begin at once"),
     Threshold("loss_divergence.logs", 5, "logs in a row", _IN_A_ROW),
@@ -285,6 +287,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("step_time_drift.logs", 10, "logs in a row", _IN_A_ROW),
 )  # fmt: skip
 
+_LARGEST = 1e100
+
 
 def resolve_thresholds(*overrides: Mapping[str, Any] | None) -> dict[str, dict[str, float]]:
     """The limits of each rule: the defaults, changed by `overrides`, the later ones last.
@@ -299,10 +303,12 @@ def resolve_thresholds(*overrides: Mapping[str, Any] | None) -> dict[str, dict[s
     for name, value in chain.from_iterable(_flatten(changes or {}) for changes in overrides):
         if name not in flat:
             raise unknown_name("threshold", name, flat)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(f"threshold {name!r} must be a finite number, not {value!r} (default {flat[name]:g})")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+            raise UserError(f"threshold {name!r} must be a finite number, not {value!r:.60} (default {flat[name]:g})")
         if name in counts and (value < 1 or value != int(value)):
             raise UserError(f"threshold {name!r} counts logs: a whole number of at least 1, not {value!r}")
+        if value < 0 <= flat[name]:
+            raise UserError(f"threshold {name!r} must not be below 0: {value:g} (default {flat[name]:g})")
         flat[name] = value
     limits: dict[str, dict[str, float]] = {}
     for name, value in flat.items():

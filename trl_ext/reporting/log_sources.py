@@ -48,6 +48,9 @@ def _find(folder: Path) -> list[Path]:
         if single.is_file() and single.stat().st_size:
             return [single]
     events = _all(folder, EVENTS, ("", "*/", "runs/**/", "logs/**/"))
+    runs = sorted({str(path.parent) for path in events})
+    if len(runs) > 1:
+        raise UserError(f"{folder} holds the event files of {len(runs)} runs: give one of {', '.join(runs)}")
     return events or wandb[-1:]
 
 

@@ -134,15 +134,15 @@ def test_a_rule_instance_may_be_passed_as_well():
         ({"watch": {"m": {"sevrity": "error"}}}, r"unknown option of watch\['m'\] 'sevrity': did you mean 'severity'"),
         ({"watch": {"m": {"severity": "eror"}}}, "unknown severity 'eror': did you mean 'error'"),
         ({"watch": {"m": {"direction": "upp"}}}, "did you mean 'up'"),
-        ({"watch": {"m": "six"}}, "must be a number, not 'six'"),
-        ({"watch": {"m": math.nan}}, "must be a number, not nan"),
+        ({"watch": {"m": "six"}}, "must be a finite number, not 'six'"),
+        ({"watch": {"m": math.nan}}, "must be a finite number, not nan"),
         ({"watch": {"m": 0}}, "must be above 0"),
         ({"watch": {3: None}}, "must name metrics, not 3"),
         ({"watch": ["m"]}, "must be a mapping"),
         ({"custom_rules": [{"metric": "m", "comparison": ">"}]}, "lacks value"),
         ({"custom_rules": [{"metric": "m", "comparison": "=>", "value": 1}]}, "unknown comparison '=>': did you mean"),
-        ({"custom_rules": [{"metric": "m", "comparison": ">", "value": "1"}]}, "must be a number, not '1'"),
-        ({"custom_rules": [{"metric": "m", "comparison": ">", "value": True}]}, "must be a number, not True"),
+        ({"custom_rules": [{"metric": "m", "comparison": ">", "value": "1"}]}, "must be a finite number, not '1'"),
+        ({"custom_rules": [{"metric": "m", "comparison": ">", "value": True}]}, "must be a finite number, not True"),
         ({"custom_rules": [{"metric": "m", "comparison": ">", "value": 1, "logs": 0}]}, "at least 1, not 0"),
         ({"custom_rules": [{"metric": "m", "comparison": ">", "value": 1, "logs": 1.5}]}, "at least 1, not 1.5"),
         ({"custom_rules": [{"metrc": "m", "comparison": ">", "value": 1}]}, "'metrc': did you mean 'metric'"),
@@ -155,3 +155,36 @@ def test_a_mistake_is_named_in_one_line(arguments, message):
     with pytest.raises(UserError, match=message) as error:
         Engine(**arguments)
     assert "\n" not in str(error.value)
+
+
+def test_a_function_may_say_yes_or_no():
+    engine = Engine([], custom_rules=[lambda m: m["loss"] > 5, lambda m: m["loss"] > 7])
+    assert judge(engine, [1.0, 6.0], key="loss") == [(2, "<lambda>", "warning")]
+    assert engine.alerts[0].message == "<lambda> holds"
+
+
+def test_what_a_function_found_in_training_is_not_over_at_an_evaluation():
+    engine = Engine([], custom_rules=[lambda m: m.get("loss", 0) > 5])
+    for step in range(20):
+        engine.observe(step, {"loss": 9.0} if step % 10 == 0 else {"eval_accuracy": 0.5})
+    assert [(alert.opened, alert.closed) for alert in engine.alerts] == [(0, None)]
+
+
+def test_a_watched_key_is_followed_whatever_stands_beside_it():
+    engine = Engine([], watch={"kl": 6}, warmup_steps=0)  # KTO's `kl` has another canonical name
+    for step, value in enumerate([*noisy(40), 80.0]):
+        engine.observe(step, {"kl": value, "rewards/chosen": 0.1, "logps/chosen": -5.0, "loss": 0.5})
+    assert [alert.rule for alert in engine.alerts] == ["watch:kl"] and engine.finish() == []
+
+
+def test_a_metric_that_came_before_a_resume_has_come():
+    before, after = watching(None), watching(None)
+    judge(before, noisy(3))
+    after.load_state_dict(before.state_dict())
+    assert after.finish() == []
+
+
+def test_a_metric_that_is_never_a_number_has_not_come():
+    engine = watching(None)
+    judge(engine, [None, "1.0", math.nan])
+    assert len(engine.finish()) == 1

@@ -80,4 +80,4 @@ def test_a_kl_that_hovers_at_the_band_is_one_alert():
     engine = Engine(["kl_high"])
     for step, value in enumerate([12.0] * 3 + [9.5] * 9 + [12.0] * 3 + [8.0] * 20 + [12.0] * 3):
         engine.observe(step, {"objective/kl": value})
-    assert [(alert.opened, alert.closed) for alert in engine.alerts] == [(2, 19), (37, None)]
+    assert [(alert.opened, alert.closed) for alert in engine.alerts] == [(2, 24), (37, None)]

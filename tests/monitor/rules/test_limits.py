@@ -140,3 +140,25 @@ def test_the_messages_of_entropy_give_the_factor():
     rows = [{"entropy": 0.5, "reward": 0.1}] * 5 + [{"entropy": 1.5, "reward": 0.1}] * 12
     (alert,) = alerts("entropy_explosion", rows)
     assert "1.5 nats a token, 3 times its start (0.5)" in alert.message
+
+
+@pytest.mark.parametrize(("loss", "severity"), [(0.99 * LN2, ["info"]), (0.95 * LN2, [])])
+def test_a_reward_model_that_is_still_a_coin_is_named(loss, severity):
+    rows = [{"loss": loss, "accuracy": 0.57 + 0.01 * (-1) ** i, "margin": 0.03} for i in range(60)]
+    assert severities("preference_chance", rows) == severity
+
+
+def test_lengths_that_are_missing_now_and_then_switch_nothing_off(caplog):
+    draw = random.Random(3)
+    rows = []
+    for i in range(120):
+        length = 20.0 + i + draw.gauss(0, 3)
+        rows.append({"reward": length / 50, **({"completions/mean_length": length} if draw.random() > 0.3 else {})})
+    assert severities("reward_hacking_suspected", rows) == ["warning"]
+    assert not caplog.records
+
+
+def test_a_reward_model_that_learns_slowly_is_left_alone():
+    draw = random.Random(0)
+    rows = [{"accuracy": round(16 * (0.5 + i / 6000) + draw.gauss(0, 2)) / 16, "loss": 0.66} for i in range(800)]
+    assert severities("preference_chance", rows) == []

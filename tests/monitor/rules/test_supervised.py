@@ -1,5 +1,7 @@
 """An easy task is not memorised: what counts is how much lower the loss is on text that was seen before."""
 
+import random
+
 import pytest
 
 from trl_ext.monitor import Engine
@@ -50,3 +52,22 @@ def test_each_evaluation_set_is_followed_by_itself():
         engine.observe(10 * i, {"eval_hard_loss": b})
     (alert,) = engine.alerts
     assert (alert.opened, alert.metric) == (30, "eval/easy/loss") and "(eval/easy/loss)" in alert.message
+
+
+@pytest.mark.parametrize("shape", [1.0, 3.0, 30.0])
+def test_a_noisy_loss_that_stays_is_no_divergence(shape):
+    for seed in range(8):
+        draw = random.Random(seed)
+        engine = Engine(["loss_divergence"])
+        for step in range(1500):
+            engine.observe(step, {"loss": draw.gammavariate(shape, 1.2 / shape)})
+        assert not engine.alerts, (seed, engine.alerts)
+
+
+def test_another_source_of_data_is_one_alert_at_most():
+    for seed in range(8):
+        draw = random.Random(seed)
+        engine = Engine(["loss_divergence"])
+        for step in range(1000):
+            engine.observe(step, {"loss": (0.8 if step < 500 else 1.3) + draw.gauss(0, 0.1)})
+        assert len(engine.alerts) <= 1

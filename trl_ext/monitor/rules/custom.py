@@ -1,5 +1,6 @@
 """Rules of the user: a metric to watch, a comparison, a function."""
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,9 +9,9 @@ from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.metrics import canonical_name
 from trl_ext.monitor.names import unknown_name
-from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rows import LARGEST, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Window
+from trl_ext.monitor.statistics import Streak, Window
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
@@ -22,22 +23,30 @@ SMALLEST_SCALE = 1e-9  # of the median: below it a difference is rounding
 
 
 class NamedMetric(Rule):
-    """A rule on one metric that the user named, as it is logged or by its canonical name."""
+    """A rule on one metric that the user named, as it is logged or by its canonical name.
+
+    Every log is shown to it: what a key means may depend on what stands beside it.
+    """
 
     def __init__(self, name: str, metric: str, window: int = 64):
         super().__init__({}, window)
         self.name = name  # type: ignore[misc]  # one class, a name for each instance
         self.metric = metric
         self._canonical = canonical_name(metric)
-        self.metrics = (self._canonical,)  # type: ignore[misc]
-        self._arrived = False
+        self._arrived = Streak()
 
     def value(self, row: Row) -> float | None:
-        self._arrived = True
-        return row.metrics.get(self._canonical)
+        value = row.metrics.get(self._canonical)
+        if value is None:
+            logged: Any = row.logged.get(self.metric)
+            plain = isinstance(logged, int | float) and not isinstance(logged, bool)
+            value = logged if plain and math.isfinite(logged) else None
+        if value is not None:
+            self._arrived.count = 1
+        return value
 
     def unseen(self) -> str | None:
-        return None if self._arrived else self.metric
+        return None if self._arrived.count else self.metric
 
 
 class Watch(NamedMetric):
@@ -102,21 +111,28 @@ class Comparison(NamedMetric):
 
 class Function(Rule):
     """A function of the user: takes the metrics of one log, under their logged and their canonical names; returns
-    `None` when all is well, a message (a warning), or a `Finding`."""
+    `None` or `False` when all is well, a message or `True` (a warning), or a `Finding`.
 
-    def __init__(self, function: Callable[[Mapping[str, float]], str | Finding | None]):
+    It sees evaluations, too; what it found in a log of training is not over because it finds nothing in one of those.
+    """
+
+    def __init__(self, function: Callable[[Mapping[str, float]], str | bool | Finding | None]):
         super().__init__({})
         self.name = getattr(function, "__name__", type(function).__name__)  # type: ignore[misc]
         self._function = function
+        self._evaluation = False  # whether the latest finding was in one
 
     def check(self, row: Row) -> Finding | Verdict:
         numbers = {k: v for k, v in row.logged.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         found = self._function({**numbers, **row.metrics})
-        if found is None:
-            return Verdict.HEALTHY
+        evaluation = any(name.startswith("eval/") for name in row.metrics)
+        if found is None or found is False:
+            return Verdict.HEALTHY if evaluation == self._evaluation else Verdict.NO_DATA
+        self._evaluation = evaluation
         if isinstance(found, Finding):
             return found
-        return Finding(Severity.WARNING, self.name, float("nan"), str(found), f"This is your own rule {self.name!r}.")
+        message = f"{self.name} holds" if found is True else str(found)
+        return Finding(Severity.WARNING, self.name, float("nan"), message, f"This is your own rule {self.name!r}.")
 
 
 def watched(watch: Mapping[str, Any], window: int) -> list[Rule]:
@@ -169,26 +185,27 @@ def custom_rule(spec: Any) -> Rule:
     missing = [key for key in ("metric", "comparison", "value") if key not in spec]
     if missing:
         raise UserError(f"the custom rule {dict(spec)!r} lacks {', '.join(missing)}")
-    metric, comparison = str(spec["metric"]), spec["comparison"]
-    if comparison not in COMPARISONS:
+    metric, comparison, message = spec["metric"], spec["comparison"], spec.get("message")
+    for key in ("metric", "name", "message"):
+        if key in spec and not (isinstance(spec[key], str) and spec[key]):
+            raise UserError(f"{key} of a custom rule must be text, not {spec[key]!r}")
+    if not isinstance(comparison, str) or comparison not in COMPARISONS:
         raise unknown_name("comparison", str(comparison), COMPARISONS)
-    name = str(spec.get("name", f"{metric} {comparison} {spec['value']}"))
+    name = spec.get("name", f"{metric} {comparison} {spec['value']}")
     logs = spec.get("logs", 3)
     if isinstance(logs, bool) or not isinstance(logs, int) or logs < 1:
         raise UserError(f"logs of the custom rule {name!r} must be a whole number of at least 1, not {logs!r}")
     value = _number(f"value of the custom rule {name!r}", spec["value"])
-    return Comparison(
-        name, metric, comparison, value, logs, _severity(spec.get("severity", "warning")), spec.get("message")
-    )
+    return Comparison(name, metric, comparison, value, logs, _severity(spec.get("severity", "warning")), message)
 
 
 def _number(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise UserError(f"{what} must be a number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST < value < LARGEST:
+        raise UserError(f"{what} must be a finite number, not {value!r:.60}")
     return value
 
 
 def _severity(name: Any) -> Severity:
-    if name not in tuple(Severity):
+    if not isinstance(name, str) or name not in tuple(Severity):
         raise unknown_name("severity", str(name), [severity.value for severity in Severity])
     return Severity(name)

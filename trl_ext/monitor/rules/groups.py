@@ -44,7 +44,7 @@ class ZeroSignal(Rule):
             self._usual.push(fraction, before)
         level = self._recent.mean()
         if streak == 0 and level < self.limits["warning"]:
-            return Verdict.HEALTHY
+            return Verdict.HEALTHY if level < 0.8 * self.limits["warning"] else Verdict.NO_DATA
         full = len(self._recent) == self._recent.size
         groups = self.facts.get("groups_per_log") or self._usual.parts
         if streak >= self.limits["error_logs"] and self._usual.chance(streak, groups) < self.limits["chance"]:

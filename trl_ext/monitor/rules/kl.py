@@ -33,6 +33,7 @@ class KLHigh(Rule):
     """
 
     name = "kl_high"
+    close_after = 10
     metrics = METRICS
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):

@@ -7,7 +7,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.warmup import AfterWarmup
-from trl_ext.monitor.statistics import Largest, Noise, Recent, Window
+from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Window
 
 LN2 = math.log(2)
 _OTHER_LOSSES = frozenset({"nll_loss", "log_odds_ratio", "log_odds_chosen", "kl_kto"})
@@ -51,7 +51,7 @@ class LikelihoodDisplacement(Rule):
 
     name = "preference_displacement"
     metrics = ("rewards/chosen",)
-    explained_by = _CAUSES
+    explained_by = (*_CAUSES, "preference_magnitude")
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
@@ -68,7 +68,7 @@ class LikelihoodDisplacement(Rule):
             verdict, "rewards/chosen", chosen,
             f"chosen answers lose likelihood, too: implicit reward {chosen:.3g}, margin {margin:+.3g}",
             "Usual in DPO; read generated answers before you act. 1. Chosen and rejected are very alike: filter such "
-            "pairs. 2. Add likelihood of the chosen: rpo_alpha, or loss_type=['sigmoid', 'sft']. 3. Raise beta, or "
+            "pairs. 2. Add the likelihood of the chosen to the loss: loss_type=['sigmoid', 'sft']. 3. Raise beta, or "
             "lower learning_rate.",
             {"margin": margin},
         )  # fmt: skip
@@ -185,7 +185,8 @@ class PreferenceChance(Rule):
 
     Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) within 4% of one half: over the last
     `window` logs, after 100 logs past the warm-up; or over the last 20 when it had been clearly above before. Quiet
-    where a log has so few pairs that such a mean is uncertain by more than 4% itself.
+    where a log has so few pairs that such a mean is uncertain by more than 4% itself, and while it rises. A reward
+    model whose mean loss over 40 logs past the warm-up is still within 3% of ln 2 is an `info`.
     Matters: the labels are noise, or chosen and rejected are mixed up in half of the pairs.
     Source: DESIGN. Default: a warning.
     """
@@ -200,6 +201,8 @@ class PreferenceChance(Rule):
         self._recent, self._latest = Recent(window), Recent(int(limits["lost_logs"]))
         self._best = Largest()
         self._noise = Noise(window)
+        self._losses = Recent(int(limits["coin_logs"]))
+        self._blocks = Blocks(32)
         self._count = AfterWarmup()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -210,11 +213,15 @@ class PreferenceChance(Rule):
         self._recent.push(value)
         self._latest.push(value)
         self._noise.push(value)
+        self._blocks.push(value)
         logs = self._count.push(row)
         if len(self._latest) < self._latest.size:
             return Verdict.NO_DATA
         latest = self._latest.mean()
         self._best.push(latest)
+        coin = self._is_coin(row, logs) if metric == "accuracy" else None
+        if coin:
+            return self._no_better_than_a_coin(value)
         lost = self._best.value > 0.5 + self.limits["lost_distance"]
         if not lost and logs < self.limits["logs"]:
             return Verdict.NO_DATA
@@ -223,6 +230,8 @@ class PreferenceChance(Rule):
             return Verdict.NO_DATA  # a few pairs a log: chance and skill look alike
         if abs(mean - 0.5) > self.limits["distance"]:
             return Verdict.HEALTHY
+        if not lost and (coin is False or self._blocks.trend()[1] > self.limits["min_z"]):
+            return Verdict.NO_DATA  # slowly, but it learns
         before = f", after {self._best.value:.3f} at its best" if lost else ""
         return Finding(
             Severity.WARNING, metric, value,
@@ -230,4 +239,22 @@ class PreferenceChance(Rule):
             "1. The labels: read twenty pairs and decide yourself which is better. 2. Chosen and rejected are swapped "
             "in a part of the data. 3. Exact ties count as wrong: are answers cut to the same text by max_length?",
             {"mean": mean},
+        )  # fmt: skip
+
+    def _is_coin(self, row: Row, logs: int) -> bool | None:
+        """Whether a reward model's loss is still that of a coin; `None` where the loss cannot tell."""
+        loss = row.metrics.get("loss")
+        if loss is None:
+            return None
+        self._losses.push(loss)
+        return None if logs <= self._losses.size else self._losses.mean() >= self.limits["coin_loss"] * LN2
+
+    def _no_better_than_a_coin(self, accuracy: float) -> Finding:
+        return Finding(
+            Severity.INFO, "accuracy", accuracy,
+            f"the reward model is no better than a coin: its loss is {self._losses.mean():.3g} on average over the "
+            f"last {self._losses.size} logs (ln 2 = 0.693)",
+            "1. learning_rate: ten times lower if the loss ever jumped, ten times higher if it never moved. 2. The "
+            "labels: read twenty pairs. 3. chosen and rejected are cut to the same text by max_length.",
+            {"loss": self._losses.mean()},
         )  # fmt: skip

@@ -42,6 +42,7 @@ class RewardHackingSuspected(Rule):
         self._gold = Functions(lambda: Start(1))
         self._gold_streaks = Functions(Streak)
         self._length_start, self._lengths = Start(int(limits["start_logs"])), Recent(LOGS)
+        self._rewards = Recent(LOGS)  # of logs that have a length as well
         self._levels = Levels({Severity.WARNING: limits["logs"]})
         self._reward_first = Start(1)
 
@@ -61,6 +62,7 @@ class RewardHackingSuspected(Rule):
         if self._length_start.level is None:
             self._length_start.push(length)
         self._lengths.push(length)
+        self._rewards.push(reward)
         series, length_start = reward_series(self, row), self._length_start.level
         if series.start is None or length_start is None or len(self._lengths) < LOGS // 2:
             return Verdict.HEALTHY
@@ -107,14 +109,14 @@ class RewardHackingSuspected(Rule):
         reward_start, length = series.start or 0.0, self._lengths.mean()
         times = max(length, 1e-9) / max(length_start, 1e-9)
         moved = max(times, 1 / times)
-        level = series.mean(LOGS) if moved >= self.limits["length_moved"] else reward_start
+        level = self._rewards.mean() if moved >= self.limits["length_moved"] else reward_start
         rise = level - reward_start
         if not (rise > 0.5 * abs(reward_start) or rise > series.noise) or rise == 0:
             self._levels.push(False)
             return Verdict.HEALTHY
         unit, kl = kl_of(row)
         far = kl is not None and kl > self.limits[f"per_{unit}"] and moved > self.limits["length_times"]
-        r = change_correlation(list(series.latest)[-LOGS:], self._lengths.values())
+        r = change_correlation(self._rewards.values(), self._lengths.values())
         as_one = times > 1 and r > self.limits["correlation"]  # brevity may pay because cut-off answers are wrong
         verdict = self._levels.push(far or as_one)
         if isinstance(verdict, Verdict):

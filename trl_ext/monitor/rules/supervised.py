@@ -10,7 +10,7 @@ from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.reward_components import Functions
 from trl_ext.monitor.rules.warmup import AfterWarmup
-from trl_ext.monitor.statistics import MAD_TO_SIGMA, Blocks, Largest, LowestLevel, Start, Statistic, Streak, Window
+from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Start, Statistic, Streak, Window
 
 OTHER_LOSSES = ("reward", "kl_per_sequence", "policy_loss")  # where one is logged, the loss is no measure of progress
 
@@ -53,11 +53,13 @@ class NoSupervisedTokens(Rule):
 class LossDivergence(Rule):
     """The loss climbs far above where it began.
 
-    Sees: the median of the last eight logs against the lowest such median of the run, and against the noise it had.
+    Sees: the median of the last eight logs against the lowest median of sixteen that the run has had and against its
+    start, on a log scale, where the noise of a loss is about the same at any level; it is taken as it was eight logs
+    ago.
     Matters: the model is being destroyed, most often by the learning rate.
     Source: no published range, so factors of the run's own level. Default: half as much again as at its best, and three
     standard deviations of a log above that and above the start, for five logs a warning; three times as much an error.
-    Losses below 0.2 nats are left alone.
+    It closes near the best again. Losses below 0.2 nats are left alone.
     """
 
     name = "loss_divergence"
@@ -68,36 +70,39 @@ class LossDivergence(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._start, self._recent = Start(int(limits["start_logs"])), Window(8)
-        self._best = LowestLevel()
+        self._start, self._recent, self._longer = Start(int(limits["start_logs"])), Window(8), Window(16)
+        self._noise, self._noises = Noise(4 * window), Recent(8)
+        self._best = Largest(-math.inf)  # the lowest level, negated
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
 
     def check(self, row: Row) -> Finding | Verdict:
         loss = row.metrics.get("loss")
         if loss is None:
             return Verdict.NO_DATA
-        self._start.push(loss)
-        self._recent.push(loss)
-        if self._start.level is None:
+        height = math.log(max(loss, self.limits["smallest"]))
+        for statistic in (self._start, self._recent, self._longer, self._noise):
+            statistic.push(height)
+        self._noises.push(self._noise.value)
+        start = self._start.level
+        if start is None:
             return Verdict.NO_DATA
-        self._best.push(self._recent)
-        assert self._best.location is not None
-        level, best = self._recent.median(), max(self._best.location, self.limits["smallest"])
-        noise = max(MAD_TO_SIGMA * self._best.scale, 0.05 * best)
-        above = level - max(best, self._start.level) > self.limits["deviations"] * noise
-        verdict = self._levels.push(
-            *(above and level > self.limits[f"{s}_growth"] * best for s in ("warning", "error"))
-        )
+        self._best.push(-self._longer.median())
+        level, best = self._recent.median(), -self._best.value
+        noise = max(self._noises.values()[0], self.limits["smallest_noise"])
+        above = level - max(best, start) > self.limits["deviations"] * noise
+        growth = math.exp(level - best)
+        verdict = self._levels.push(*(above and growth > self.limits[f"{s}_growth"] for s in ("warning", "error")))
         if isinstance(verdict, Verdict):
-            return verdict
+            near = growth < (1 + self.limits["warning_growth"]) / 2
+            return verdict if near else Verdict.NO_DATA
         return Finding(
             verdict, "loss", loss,
-            f"loss rose to {level:.3g} (median of 8 logs) from {self._best.location:.3g} at its best, "
-            f"{self._start.level:.3g} at the start",
+            f"loss rose to {math.exp(level):.3g} (median of 8 logs) from {math.exp(best):.3g} at its best, "
+            f"{math.exp(start):.3g} at the start",
             "1. learning_rate is too high: a tenth of it, from the last good checkpoint. 2. No warm-up: set "
             "warmup_steps. 3. The data changed on the way (another file, broken rows). 4. fp16 overflows: use "
             "bf16=True.",
-            {"best": self._best.location, "start": self._start.level},
+            {"best": math.exp(best), "start": math.exp(start), "noise": noise},
         )  # fmt: skip
 
 
@@ -231,6 +236,8 @@ class LossFlat(Rule):
         "loss_divergence",
         "no_supervised_tokens",
         "preference_no_movement",
+        "preference_magnitude",
+        "preference_chance",
     )
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
