@@ -7,11 +7,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.monitor import Engine, Severity
 from trl_ext.monitor.presets import PRESETS
-from trl_ext.monitor.replay import Replay, replay
+from trl_ext.monitor.replay import Replay, engine_for, replay
 
 WRONG_INPUT, ALERTS = 2, 3  # exit codes; 0 is success
 _FAIL_ON = [severity.value for severity in Severity if severity > Severity.INFO]
@@ -46,7 +47,8 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="say what went wrong in a run, from its log",
         description="Runs the monitor over logs: trainer_state.json, JSON Lines (metrics.jsonl), CSV, TensorBoard's "
         "event files, W&B's offline files, or the folder of a run.",
-        epilog="Exit code: 0; 2 when a log cannot be read or holds no metric; 3 when --fail-on says so.",
+        epilog="The options of the monitor that watched a run apply where none are given here. Exit code: 0; 2 when a "
+        "log cannot be read or holds no metric; 3 when --fail-on says so.",
     )
     command.add_argument("paths", nargs="+", metavar="PATH", help="a file, or the folder of a run")
     command.add_argument("--json", action="store_true", help="one JSON object a path, each on a line of its own")
@@ -55,24 +57,21 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     command.add_argument("--preset", help=f"rules and limits of one kind of run: {', '.join(PRESETS)}")
     command.add_argument("--thresholds", metavar="FILE", help="YAML with other limits, such as `kl_high: {logs: 5}`")
     command.add_argument("--custom-rules", metavar="FILE", help="YAML with a list of your own rules")
-    command.add_argument("--warmup-steps", type=int, default=10, metavar="N", help="logs before rules that compare a "
-                         "run with its own history speak (10)")  # fmt: skip
-    command.add_argument("--window", type=int, default=64, metavar="N", help="logs a rolling statistic remembers (64)")
+    command.add_argument("--warmup-steps", type=int, metavar="N", help="logs before rules that compare a run with its "
+                         "own history speak (10)")  # fmt: skip
+    command.add_argument("--window", type=int, metavar="N", help="logs a rolling statistic remembers (64)")
     command.set_defaults(run=_replay)
 
 
 def _replay(options: argparse.Namespace) -> int:
-    thresholds, custom_rules = _files(options)
-    rules = None if options.rules is None else [name.strip() for name in options.rules.split(",")]
-    wanted = [rule["metric"] for rule in custom_rules]
+    asked = _asked(options)
+    Engine(**asked)  # raises once, not for each path
     code, worst = 0, None
     for path in options.paths:
-        engine = Engine(
-            rules, thresholds, preset=options.preset, custom_rules=custom_rules,
-            warmup_steps=options.warmup_steps, window=options.window,
-        )  # fmt: skip
         try:
-            result = replay(_open_log(path), engine, path, wanted)
+            log = _open_log(path)
+            engine, wanted = engine_for(log, asked)
+            result = replay(log, engine, path, wanted)
         except UserError as error:
             code = _complain(str(error))
             continue
@@ -86,15 +85,20 @@ def _replay(options: argparse.Namespace) -> int:
     return code
 
 
-def _files(options: argparse.Namespace) -> tuple[dict, list]:
-    """The thresholds and the user's own rules."""
-    if options.thresholds is None and options.custom_rules is None:
-        return {}, []  # the callbacks' package imports Transformers, for seconds
-    with contextlib.redirect_stdout(sys.stderr):  # where some integrations announce themselves on import
-        from trl_ext.callbacks._rule_file import read_rules
-        from trl_ext.callbacks._threshold_file import read_thresholds
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """The engine's arguments that were given."""
+    asked: dict[str, Any] = {name: getattr(options, name) for name in ("preset", "warmup_steps", "window")}
+    if options.rules is not None:
+        asked["rules"] = [name.strip() for name in options.rules.split(",")]
+    if options.thresholds is not None or options.custom_rules is not None:
+        # the callbacks' package imports Transformers, for seconds, and some integrations announce themselves
+        with contextlib.redirect_stdout(sys.stderr):
+            from trl_ext.callbacks._rule_file import read_rules
+            from trl_ext.callbacks._threshold_file import read_thresholds
 
-    return read_thresholds(options.thresholds), read_rules(options.custom_rules)
+        asked["thresholds"] = read_thresholds(options.thresholds) or None
+        asked["custom_rules"] = read_rules(options.custom_rules) or None
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _open_log(path: str):

@@ -141,6 +141,10 @@ def test_a_metric_that_never_came_is_named_with_those_that_did(scripted, caplog)
     ("options", "message"),
     [
         ({"metric": ""}, "metric must be"),
+        ({"greater_is_better": "false"}, "greater_is_better must be True or False"),
+        ({"restore_best": "no"}, "restore_best must be True or False"),
+        ({"restore_best": None}, "restore_best must be True or False"),
+        ({"min_improvement": True}, "min_improvement must be a number"),
         ({"metric": "mine"}, "greater_is_better"),
         ({"metric": "reward_std"}, "greater_is_better"),
         ({"patience": 0}, "patience"),

@@ -77,6 +77,7 @@ def test_thresholds_from_yaml(scripted, tmp_path):
         ({"on_alert": "print"}, "on_alert"),
         ({"output_dir": 3}, "output_dir"),
         ({"history_size": 0}, "history_size"),
+        ({"log_system_metrics": "no"}, "log_system_metrics must be True or False"),
         ({"preset": "ppo_save"}, "did you mean 'ppo_safe'"),
         ({"watch": ["reward"]}, "watch"),
         ({"watch": {"reward": {"sigma": 3}}}, "sigma"),
@@ -223,6 +224,45 @@ def test_when_training_raises_the_summary_is_written_all_the_same(scripted, tmp_
 
 
 SAVING = {"save_strategy": "steps", "save_steps": 2}
+
+
+class Patient(Rule):
+    """Its verdict on a log is heard up to three logs later."""
+
+    name, metrics, patient = "patient", ("reward",), True
+
+    def check(self, row):
+        return Finding("error", "reward", row.metrics["reward"], "too much", "less")
+
+
+def test_what_waits_is_told_when_training_raises(scripted, tmp_path, caplog):
+    heard = []
+    callback = PPOMonitoringCallback(rules=[Patient({})], on_alert=lambda alert: heard.append(alert.rule))
+    with pytest.raises(ZeroDivisionError):
+        scripted(callback, lambda step: {"reward": 1 / (3 - step)}).train()
+    del callback
+    gc.collect()
+    assert heard == ["patient"] and "[error] patient at step 1" in caplog.text
+    assert [alert.opened for alert in read_alerts(tmp_path / "run" / "trl_ext" / "alerts.jsonl")] == [1]
+
+
+def test_the_summary_at_the_end_is_the_one_in_the_file(scripted, tmp_path):
+    callback = PPOMonitoringCallback(rules=KL)
+    scripted(callback, kl_from(2)).train()
+    written = json.loads((tmp_path / "run" / "trl_ext" / "summary.json").read_text())
+    assert written["completed"] and json.loads(json.dumps(callback.summary())) == written
+
+
+def test_what_an_earlier_run_left_is_not_said_of_one_that_was_killed(scripted, tmp_path):
+    scripted(PPOMonitoringCallback(rules=KL), kl_from(2)).train()
+    summary = tmp_path / "run" / "trl_ext" / "summary.json"
+
+    def dies(step):
+        written = json.loads(summary.read_text())
+        assert not written["completed"] and written["last_step"] == 0 and not written["alerts"]
+        return {}
+
+    scripted(PPOMonitoringCallback(rules=KL), dies, steps=2).train()
 
 
 def test_a_resumed_run_goes_on_as_if_never_stopped(scripted, tmp_path):

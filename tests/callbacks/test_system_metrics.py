@@ -96,14 +96,16 @@ def test_a_forked_child_has_no_thread_and_does_not_write_the_summary(scripted, t
     callback = AnomalyDetectionCallback()
     trainer = scripted(callback)
     callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+    summary = tmp_path / "run" / "trl_ext" / "summary.json"
+    summary.unlink()  # of the start
     child = os.fork()
     if child == 0:
         callback._run.finish(completed=False)  # what the exit handlers do
         os._exit(len(threads()))
     assert os.waitpid(child, 0)[1] == 0
-    assert not (tmp_path / "run" / "trl_ext" / "summary.json").exists()
+    assert not summary.exists()
     callback._run.finish(completed=False)
-    assert (tmp_path / "run" / "trl_ext" / "summary.json").exists()
+    assert summary.exists()
 
 
 # --- NVML, of which there is none here

@@ -164,7 +164,7 @@ def test_a_new_session_of_our_file_is_a_resume_and_what_it_logged_again_counts_o
     assert events[4] == "resumed"
     assert [(step, logs["loss"]) for step, logs in events[:4] + events[5:]] == kept
     assert [step for step, _ in kept] == list(range(1, 10))
-    assert notes == ["left out 3 rows of a killed run that the resumed run logged again"]
+    assert notes == ["left out 3 rows: a later run in this file began again before them"]
 
 
 def test_null_is_nan_where_our_file_says_so_and_no_data_elsewhere(tmp_path):

@@ -78,7 +78,7 @@ def test_a_further_file_is_a_resume_that_replaces_what_it_logs_again(tmp_path):
     log = read_event_files([first, hparams, second])
     rows = [(row.step, row.logs["train/loss"], row.resumed) for row in log.rows]
     assert rows == [(s, 1.0, False) for s in range(1, 5)] + [(5, 2.0, True)] + [(s, 2.0, False) for s in range(6, 9)]
-    assert log.notes == ["left out 2 rows of a killed run that the resumed run logged again"]
+    assert log.notes == ["left out 2 rows: a later run in this file began again before them"]
 
 
 @pytest.mark.parametrize("missing", [1, 10, 25])

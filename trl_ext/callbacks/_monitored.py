@@ -20,7 +20,7 @@ from trl_ext.callbacks._ranks import largest_over_ranks
 from trl_ext.callbacks._run import MonitoredRun
 from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
 from trl_ext.callbacks._stop import StopDecision
-from trl_ext.monitor.alerts import Alert, Severity
+from trl_ext.monitor.alerts import Severity
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     def _new_run(self) -> MonitoredRun:
         engine = self._options.engine(self._facts)
-        return MonitoredRun(engine, self._options.history_size, self._new_view())
+        return MonitoredRun(engine, self._options.history_size, self._new_view(), self._options.on_alert)
 
     def state(self) -> dict[str, Any]:
         """For `trainer_state.json`: the arguments that JSON can hold, and the state of the run."""
@@ -85,7 +85,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         move_before_reporting(self)
         if state.is_world_process_zero:
             gpu = args.device.index if args.device.type == "cuda" else None
-            self._run.start(self._folder(args), self._options.log_system_metrics, gpu)
+            self._run.start(self._folder(args), self._options.replayable(), self._options.log_system_metrics, gpu)
             # when training raises there is no on_train_end: written when this object goes, at the latest at exit
             weakref.finalize(self, self._run.finish, completed=False)
 
@@ -116,22 +116,11 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         if self.slot > 1:  # what the first one has added is nothing to judge
             seen = {key: value for key, value in logs.items() if not str(key).startswith(_PREFIX)}
             prefix = f"{_PREFIX}-{self.slot}"
-        news, added = self._run.observe(state.global_step, state.epoch, seen)
+        added = self._run.observe(state.global_step, state.epoch, seen)
         if isinstance(logs, dict):
             names = self._prefixed
             for name, value in added.items():
                 logs.setdefault(names.get(name) or names.setdefault(name, f"{prefix}/{name}"), value)
-        self._notify_all(news, state)
-
-    def _notify_all(self, news: list[Alert], state: TrainerState) -> None:
-        for alert in news:
-            if self._options.on_alert is not None and state.is_world_process_zero:
-                self._notify(alert)
-
-    @never_raises
-    def _notify(self, alert: Alert) -> None:
-        assert self._options.on_alert is not None
-        self._options.on_alert(alert)
 
     def _decide(self, args: TrainingArguments, state: TrainerState) -> None:
         """A collective: one rank may see what the others do not."""
@@ -145,12 +134,12 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     @never_raises
     def _save(self, args: TrainingArguments, state: TrainerState) -> None:
-        self._notify_all(self._run.flush(), state)
+        self._run.flush()
         if state.is_world_process_zero:
             write_state(args, state, self._record(state.global_step))
 
     @never_raises
-    def _finish(self, state: TrainerState, completed: bool) -> None:
-        self._notify_all(self._run.flush(), state)
+    def _finish(self, completed: bool) -> None:
+        self._run.flush()
         self._run.conclude()
         self._run.finish(completed)

@@ -98,8 +98,8 @@ class MonitoringCallback(MonitoredTraining):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         self._save(args, state)
         if self._stop.must_raise(state):
-            self._finish(state, completed=False)
+            self._finish(completed=False)
             self._stop.raise_after_the_others(self, args, state, control, event)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._finish(state, completed=True)
+        self._finish(completed=True)

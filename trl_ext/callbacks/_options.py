@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert
 from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.names import unknown_name
+from trl_ext.monitor.replay import REPLAYABLE
 
 
 @dataclass
@@ -39,6 +41,8 @@ class MonitorOptions:
             raise UserError(f"output_dir must be a path, not {self.output_dir!r}")
         if isinstance(self.history_size, bool) or not isinstance(self.history_size, int) or self.history_size < 1:
             raise UserError(f"history_size must be a whole number of at least 1, not {self.history_size!r}")
+        if not isinstance(self.log_system_metrics, bool):
+            raise UserError(f"log_system_metrics must be True or False, not {self.log_system_metrics!r}")
         self.output_dir = None if self.output_dir is None else Path(self.output_dir)
         self.rules = _as_list("rules", self.rules)
         self.thresholds = read_thresholds(self.thresholds)
@@ -59,10 +63,23 @@ class MonitorOptions:
         """Those that JSON can hold, as keyword arguments."""
         options = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "on_alert"}
         options["output_dir"] = None if self.output_dir is None else str(self.output_dir)
-        options["rules"] = [rule for rule in self.rules or () if isinstance(rule, str)] or None
-        options["custom_rules"] = [dict(rule) for rule in self.custom_rules or () if isinstance(rule, Mapping)] or None
+        if self.rules is not None:
+            options["rules"] = [rule for rule in self.rules if isinstance(rule, str)]
+        if self.custom_rules is not None:
+            options["custom_rules"] = [dict(rule) for rule in self.custom_rules if isinstance(rule, Mapping)]
         options["watch"] = None if self.watch is None else dict(self.watch)
         return options
+
+    def replayable(self) -> dict[str, Any]:
+        """What `trl-ext replay` needs to judge alike: the keyword arguments of `Engine` that JSON can hold, without
+        those at their default, and under `not_stored` the names of the rules that it cannot hold."""
+        defaults = {parameter.name: parameter.default for parameter in signature(Engine).parameters.values()}
+        options = {name: value for name, value in self.to_json().items() if name in REPLAYABLE}
+        functions = [rule for rule in self.custom_rules or () if not isinstance(rule, Mapping)]
+        named = [rule.name for rule in self.rules or () if not isinstance(rule, str)]
+        named += [getattr(rule, "name", None) or getattr(rule, "__name__", type(rule).__name__) for rule in functions]
+        changed = {name: value for name, value in options.items() if value not in (defaults[name], {})}
+        return {**changed, **({"not_stored": named} if named else {})}
 
 
 def _as_list(name: str, value: Any) -> list[Any] | None:

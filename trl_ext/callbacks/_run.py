@@ -3,11 +3,12 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._history import MetricsHistory
 from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._system_metrics import SystemMetrics
@@ -32,29 +33,43 @@ class MonitoredRun:
         engine: of this run.
         history_size: logs that `history` keeps.
         view: what the PPO view derives, `None` without it.
+        on_alert: hears in the main process what is written to `alerts.jsonl`.
     """
 
-    def __init__(self, engine: Engine, history_size: int, view: PPOView | None = None):
+    def __init__(
+        self,
+        engine: Engine,
+        history_size: int,
+        view: PPOView | None = None,
+        on_alert: Callable[[Alert], Any] | None = None,
+    ):
         self.engine = engine
         self.history = MetricsHistory(history_size)
         self.stopped: str | None = None
         self.alerts_open: dict[str, int] = {"alerts_open": 0}
         self._view = view
+        self._on_alert = on_alert
+        self._completed = False
         self._notes: list[str] = []
         self._totals = RunSummary()
         self._files: RunFiles | None = None
         self._system: SystemMetrics | None = None
         self._process = os.getpid()
 
-    def start(self, folder: Path, system_metrics: bool, gpu_index: int | None) -> None:
-        """For the main process; the others judge the same logs, write nothing and measure nothing."""
+    def start(self, folder: Path, replayable: dict[str, Any], system_metrics: bool, gpu_index: int | None) -> None:
+        """For the main process; the others judge the same logs, write nothing and measure nothing.
+
+        Args:
+            replayable: of `MonitorOptions.replayable`, for `facts.json`.
+        """
         self._files = RunFiles(folder)
-        self._files.facts(self.engine.facts)
+        self._files.facts(self.engine.facts, replayable)
+        self._files.summary(self.summary())  # what an earlier run left here is not said of this one
         self._system = SystemMetrics(gpu_index) if system_metrics else None
 
-    def observe(self, step: int, epoch: float | None, logs: Mapping[str, Any]) -> tuple[list[Alert], dict[str, float]]:
-        """Judges and records one log. Returns the alerts that opened, rose or closed, and the numbers that were added
-        to the log for it: none to an evaluation's, which the trainer hands to its user."""
+    def observe(self, step: int, epoch: float | None, logs: Mapping[str, Any]) -> dict[str, float]:
+        """Judges and records one log, and tells what is news. Returns the numbers that are to be added to the log: none
+        to an evaluation's, which the trainer hands to its user."""
         extra: dict[str, float] = {}
         training = is_training_log(tuple(logs))
         if training:
@@ -71,13 +86,11 @@ class MonitoredRun:
         if self._files is not None:
             self._files.log(row)
         self._tell(news)
-        return news, {**extra, **self.alerts_open} if training else {}
+        return {**extra, **self.alerts_open} if training else {}
 
-    def flush(self) -> list[Alert]:
-        """What the patient rules say of the latest logs. As `observe`."""
-        news = self.engine.flush()
-        self._tell(news)
-        return news
+    def flush(self) -> None:
+        """Tells what the patient rules say of the latest logs."""
+        self._tell(self.engine.flush())
 
     def _tell(self, news: list[Alert]) -> None:
         if not news:
@@ -85,7 +98,13 @@ class MonitoredRun:
         if self._files is not None:
             for alert in news:
                 self._report(self._files, alert)
+                self._notify(alert)
         self._count_open()
+
+    @never_raises
+    def _notify(self, alert: Alert) -> None:
+        if self._on_alert is not None:
+            self._on_alert(alert)
 
     def _count_open(self) -> None:
         self.alerts_open = dict.fromkeys(self.alerts_open, 0)  # one that was above 0 goes back to 0
@@ -118,12 +137,12 @@ class MonitoredRun:
             for note in self._notes:
                 logger.warning("%s", note)
 
-    def summary(self, completed: bool = False) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What `summary.json` holds."""
         alerts = [alert.to_dict() for alert in self.engine.alerts]
         names = {"metrics": METRICS_FILE, "alerts": ALERTS_FILE, "summary": SUMMARY_FILE}
         return {
-            "completed": completed and self.stopped is None,
+            "completed": self._completed and self.stopped is None,
             "stopped": self.stopped,
             **self._totals.to_dict(),
             **(self._view.summary() if self._view is not None else {}),
@@ -134,14 +153,16 @@ class MonitoredRun:
         }
 
     def finish(self, completed: bool) -> None:
-        """Writes the summary, closes the files, ends the thread; a second call does nothing, nor does one in a forked
-        child, which inherits the exit handlers."""
+        """Tells what is left to tell, writes the summary, closes the files, ends the thread. A second call does
+        nothing, nor does one in a forked child, which inherits the exit handlers."""
         if os.getpid() != self._process:
             return
         if self._system is not None:
             self._system.stop()
         if self._files is not None and not self._files.closed:
-            self._files.summary(self.summary(completed))
+            self._completed = completed
+            self.flush()  # training may have raised
+            self._files.summary(self.summary())
             self._files.close()
 
     def state_dict(self, step: int) -> dict[str, Any]:

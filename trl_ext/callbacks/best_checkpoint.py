@@ -54,10 +54,14 @@ class BestCheckpointCallback(TrainerCallback, ExportableState):
             raise UserError(f"metric must be the name of a metric, such as 'eval_loss', not {metric!r}")
         if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
             raise UserError(f"patience must be a whole number of at least 1, or None, not {patience!r}")
-        if not isinstance(min_improvement, int | float) or not 0 <= min_improvement < math.inf:
+        for name, value in (("greater_is_better", greater_is_better), ("restore_best", restore_best)):
+            if not (isinstance(value, bool) or (value is None and name == "greater_is_better")):
+                raise UserError(f"{name} must be True or False, not {value!r}")
+        number = isinstance(min_improvement, int | float) and not isinstance(min_improvement, bool)
+        if not number or not 0 <= min_improvement < math.inf:
             raise UserError(f"min_improvement must be a number of at least 0, not {min_improvement!r}")
         self._metric, self._patience, self._min_improvement = metric, patience, min_improvement
-        self._greater = greater_is_better_for(metric) if greater_is_better is None else bool(greater_is_better)
+        self._greater = greater_is_better_for(metric) if greater_is_better is None else greater_is_better
         self._restore_best = restore_best
         self.best: dict[str, Any] | None = None
         self.kept: dict[str, Any] = {}  # set by Transformers, when asked to restore callbacks; read from its file here

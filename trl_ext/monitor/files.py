@@ -1,5 +1,6 @@
 """Writes the files of a run: `metrics.jsonl` and `alerts.jsonl`, a line at a time, and `summary.json` at the end."""
 
+import contextlib
 import json
 import logging
 import os
@@ -84,9 +85,10 @@ class RunFiles:
     def alert(self, alert: Alert, event: str) -> None:
         self._alerts.append(to_strict_json({"session": self.session, "event": event, **alert.to_dict()}))
 
-    def facts(self, facts: dict[str, Any]) -> None:
-        """Replaces `facts.json`: what was known of the run besides its logs, so that a replay judges alike."""
-        self._replace(FACTS_FILE, facts)
+    def facts(self, facts: dict[str, Any], options: dict[str, Any]) -> None:
+        """Replaces `facts.json`: what was known of the run besides its logs, and under `monitor` the options of its
+        monitor, so that a replay judges alike."""
+        self._replace(FACTS_FILE, {**facts, "monitor": options})
 
     def summary(self, summary: dict[str, Any]) -> None:
         self._replace(SUMMARY_FILE, summary)
@@ -94,11 +96,13 @@ class RunFiles:
     def _replace(self, name: str, content: dict[str, Any]) -> None:
         """In one move, so that a reader never sees half of it."""
         path = self.folder / name
+        temporary = path.with_suffix(".tmp")
         try:
-            temporary = path.with_suffix(".tmp")
             temporary.write_text(json.dumps(json.loads(to_strict_json(content)), indent=2) + "\n")
             os.replace(temporary, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             self._warn(path, error)
 
     def close(self) -> None:

@@ -26,11 +26,13 @@ class Log:
         rows: in the order they were logged; one pass.
         facts: what the file says of the trainer's options, for `Engine.set_facts`.
         notes: lines for the reader of the result (what was skipped, say); complete after the last row.
+        options: of the monitor that wrote it, where one did; for `replay.engine_for`.
     """
 
     rows: Iterable[LogRow]
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def read_log(path: str | os.PathLike[str]) -> Log:
@@ -76,7 +78,9 @@ def _json_log(path: str | os.PathLike[str], file: BinaryIO, notes: list[str]) ->
     own = isinstance(value, dict) and "session" in value
     ends = _session_ends(Path(path)) if own else None
     facts = _own_facts(Path(path)) if own else {}
-    return Log(log_rows(parsed(itertools.chain([first], lines), _object, notes), notes, ends), facts, notes)
+    options = facts.pop("monitor", {})
+    rows = log_rows(parsed(itertools.chain([first], lines), _object, notes), notes, ends)
+    return Log(rows, facts, notes, options if isinstance(options, dict) else {})
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:

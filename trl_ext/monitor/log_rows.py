@@ -57,7 +57,7 @@ def log_rows(
         last_session = session
         yield LogRow(step, record, resumed)
     if dropped:
-        notes.append(f"left out {dropped} rows of a killed run that the resumed run logged again")
+        notes.append(f"left out {dropped} rows: a later run in this file began again before them")
 
 
 class _Steps:

@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert, Severity
 from trl_ext.monitor.engine import Engine
+from trl_ext.monitor.files import FACTS_FILE
 from trl_ext.monitor.log_files import Log
 from trl_ext.monitor.metrics import METRICS, canonical_name
 from trl_ext.monitor.rows import Layout
@@ -17,6 +18,8 @@ from trl_ext.monitor.trainer_kind import trainer_kind
 _PROGRESS = {"epoch", "episode", "num_tokens", "episodes_per_second", "step_time"}
 _FAMILIES = ("reward/", "rewards/", "logps/", "logits/")
 _KEYS_NAMED = 12
+# keyword arguments of `Engine`, as they are stored beside a log
+REPLAYABLE = ("rules", "thresholds", "preset", "watch", "custom_rules", "window", "warmup_steps")
 
 
 @dataclass
@@ -48,6 +51,31 @@ class Replay:
             "path": self.path, "rows": self.rows, "trainer": self.trainer,
             "alerts": [_alert(alert) for alert in self.alerts], "notes": self.notes,
         }  # fmt: skip
+
+
+def engine_for(log: Log, options: Mapping[str, Any]) -> tuple[Engine, list[str]]:
+    """An engine that judges as the monitor that wrote the log did, and the metrics that the user's own rules name.
+
+    Args:
+        options: keyword arguments of `Engine`; they come before those stored with the log.
+    Raises:
+        UserError: one of `options` makes no sense. Those stored are used where they do, and `log.notes` says so.
+    """
+    stored = {name: value for name, value in log.options.items() if name in REPLAYABLE}
+    asked = {**stored, **options}
+    try:
+        engine = Engine(**asked)
+    except Exception as error:  # nothing is known of what stands in a file
+        engine = Engine(**options)
+        log.notes.append(f"judged without the options in {FACTS_FILE}: {error}")
+        asked = dict(options)
+    if used := sorted(set(asked) - set(options)):
+        log.notes.append(f"judged with the options of the run's own monitor: {', '.join(used)}")
+    missing = log.options.get("not_stored")
+    if missing and isinstance(missing, list):
+        log.notes.append(f"not judged here, since a file cannot hold them: {', '.join(map(str, missing))}")
+    rules = [rule for rule in asked.get("custom_rules") or () if isinstance(rule, Mapping)]
+    return engine, [*(rule["metric"] for rule in rules), *(asked.get("watch") or ())]
 
 
 def replay(log: Log, engine: Engine, path: str | os.PathLike[str], wanted: Iterable[str] = ()) -> Replay:
