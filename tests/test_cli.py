@@ -110,7 +110,7 @@ def test_the_table_is_plain_text_where_it_is_no_terminal(broken, healthy):
     assert f"{broken}  PPO, 20 logs: 1 critical" in done.stdout
     assert f"{healthy}  PPO, 20 logs: nothing to complain about" in done.stdout
     words = " ".join(done.stdout.split())
-    assert "kl_per_sequence is nan" in words
+    assert "objective/kl is nan" in words
     assert "resume_from_checkpoint" in words  # the advice
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from trl_ext.monitor.metrics import METRICS, canonical_names
+
 # Keys that carry the step, the most telling first; `_step` counts the calls of wandb.log. ms-swift logs "5/100".
 STEP_KEYS = (
     "step", "train/global_step", "global_step", "trainer/global_step", "current_steps", "global_step/max_steps",
@@ -53,6 +55,10 @@ def log_rows(
             continue
         for key in _no_metrics(tuple(record)):
             del record[key]
+        if session is not None:
+            for name, key in _written_twice(tuple(record)):
+                if repr(record[name]) == repr(record[key]):  # NaN, too
+                    del record[name]
         resumed = backwards if session is None else last_session is not None and session != last_session
         last_session = session
         yield LogRow(step, record, resumed)
@@ -123,6 +129,15 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+@lru_cache(maxsize=256)
+def _written_twice(keys: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Our own file has each metric under its logged and its canonical name; the monitor has seen the first: (canonical,
+    logged)."""
+    logged = tuple(key for key in keys if key not in METRICS)
+    pairs = zip(canonical_names(logged), logged, strict=True)
+    return [(name, key) for name, key in pairs if name in METRICS and name in keys]
 
 
 def _kind(key: str) -> str:

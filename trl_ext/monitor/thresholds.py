@@ -230,7 +230,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "3 nats at beta=0.1: the policy has moved"),
     Threshold("preference_magnitude.mismatch_accuracy", 0.6, "of the pairs", "about chance"),
     Threshold("preference_no_movement.logs", 100, "logs", "longer than a warm-up"),
-    Threshold("preference_no_movement.still_logs", 25, "logs", "past the warm-up"),
+    Threshold("preference_no_movement.still_logs", 10, "logs", "past the warm-up"),
     Threshold("preference_no_movement.still_margin", 0.001, "implicit reward", "a hundredth of a nat at beta=0.1"),
     Threshold("preference_no_movement.margin", 0.02, "implicit reward", "0.2 nats at beta=0.1"),
     Threshold("preference_no_movement.loss_share", 0.01, "of ln 2", "as untouched"),

@@ -29,12 +29,9 @@ from detection.tiny_runs import DEFAULTS, Setting
 
 KL = ("kl_high", "kl_spike", "kl_runaway")
 RATIO = ("approx_kl_spike", "ratio_out_of_band", "clip_fraction_high")
-LENGTH = ("all_truncated", "eos_missing", "length_collapse", "length_drift")
 GRADIENT = ("grad_norm_spike", "grad_norm_trend")
 ENTROPY = ("entropy_collapse", "entropy_explosion")
-DIVERGED = (*KL, *RATIO, *ENTROPY, *GRADIENT, *LENGTH, "nonfinite_metric", "reward_drop", "zero_signal",
-            "value_loss_divergence", "loss_scale", "preference_magnitude", "preference_displacement",
-            "preference_chance", "loss_divergence", "loss_flat", "length_drift")  # fmt: skip
+DIVERGED = (*KL, *RATIO, *ENTROPY, *GRADIENT, "nonfinite_metric", "preference_magnitude", "loss_divergence")
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def _lr(kind: str) -> dict[str, float]:
 LONG = {"max_completion_length": 64}
 LONG_PPO = {"response_length": 64}
 NO_EOS = {"generation_kwargs": {"suppress_tokens": [1]}}
-HACKED = ("reward_hacking_suspected", *KL, "entropy_collapse", "length_drift", "length_collapse")
+HACKED = ("reward_hacking_suspected", *KL, "entropy_collapse")
 NO_KL = {"grpo": {"beta": 0.0, "learning_rate": 1e-3}, "ppo": {"kl_coef": 0.0}, "stock_ppo": {"kl_coef": 0.0}}
 
 
@@ -64,7 +61,9 @@ def _table() -> list[Fault]:
             made = {k: (v(kind) if k == "options" and callable(v) else v) for k, v in change.items()}
             rows.append(Fault(f"{kind}_{fault}", Setting(kind, **made), expected, starts))
 
-    add("lr_x1000", "grpo reinforce_loo ppo stock_ppo dpo sft reward", DIVERGED, options=_lr)
+    add("lr_x1000", "grpo reinforce_loo ppo stock_ppo dpo sft", DIVERGED, options=_lr)
+    coin = "preference_chance"  # its advice says what to do with the learning rate in either case
+    add("lr_x1000", "reward", (*DIVERGED, coin), options=_lr)
     add("hackable_kl0", "grpo ppo stock_ppo", HACKED, reward=kind_words, options=NO_KL.get)
     rows[-3:-1] = [replace(f, setting=replace(f.setting, held_back=True)) for f in rows[-3:-1]]  # stock logs none
     nonfinite = ("nonfinite_metric", "zero_signal", "frozen_policy")
@@ -73,8 +72,8 @@ def _table() -> list[Fault]:
     add("reward_constant", "grpo ppo stock_ppo", dead, HALF, reward=constant)
     add("reward_inverted", "grpo reinforce_loo ppo stock_ppo", ("reward_drop",), HALF, reward=inverted)
     add("optimizer_frozen", "grpo reinforce_loo ppo stock_ppo dpo", ("frozen_policy",), trainer_change=frozen)
-    add("optimizer_frozen", "sft reward", ("frozen_policy", "preference_no_movement", "loss_flat"),
-        trainer_change=frozen)  # fmt: skip
+    add("optimizer_frozen", "sft", ("frozen_policy", "loss_flat"), trainer_change=frozen)
+    add("optimizer_frozen", "reward", ("frozen_policy", "loss_flat", coin), trainer_change=frozen)
     add("labels_masked", "sft", ("no_supervised_tokens",), trainer_change=all_labels_masked)
     add("labels_masked", "dpo", ("preference_labels_masked",), trainer_change=all_labels_masked)
     add("reference_dropout", "grpo dpo", ("first_step_mismatch", "loss_scale"),

@@ -105,11 +105,15 @@ def ours(case: Case) -> Said:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One tool on one faulty log: logs until it named the fault, and until it said anything at all; None is never."""
+    """One tool on one faulty log: logs until it named the fault, and until it warned of anything; None is never.
+
+    `named_loudly`: it named the fault as a warning or worse.
+    """
 
     named: int | None
     anything: int | None
     what: str
+    named_loudly: bool = False
 
 
 def outcome(case: Case, said: Said) -> Outcome:
@@ -126,7 +130,8 @@ def outcome(case: Case, said: Said) -> Outcome:
     named = [item for item in later if (MEANS.get(item[2], set()) | {item[2]}) & set(case.expected)]
     loud = [item for item in later if item[1] != "info"]
     what = f"{named[0][2]} ({named[0][1]})" if named else ", ".join(sorted({item[2] for item in loud})[:2])
-    return Outcome(named[0][0] if named else None, loud[0][0] if loud else None, what)
+    loudly = any(item in loud for item in named)
+    return Outcome(named[0][0] if named else None, loud[0][0] if loud else None, what, loudly)
 
 
 def false_alarms(cases: Iterable[Case], said: dict[str, Said]) -> tuple[int, int, int]:

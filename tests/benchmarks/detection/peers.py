@@ -7,7 +7,8 @@ from stdin, one JSON record a line, and answers `{"name", "tool", "said": [[step
 * rldoctor: `RLDoctorCallback` (every 25 logs from the 60th on), then the diagnosis that its CLI makes of a whole log.
 * rlwatch: the callback that `rlwatch.attach(trainer=...)` registers.
 
-`severity` is "warning" or "error" here: what they call critical counts as error. Their `info` is left out.
+`severity` is "info", "warning" or "error" here: what they call critical counts as error. rldoctor tells its `info` when
+asked to, and is asked to.
 """
 
 import contextlib
@@ -86,8 +87,7 @@ def rlprobe(trainer: str, rows: list[dict], folder: str) -> Said:
     names = {"warn": "warning", "critical": "error"}
 
     def found(finding: Any) -> None:
-        if finding.severity in names:
-            said.append((now[0], names[finding.severity], finding.signature_id))
+        said.append((now[0], names.get(finding.severity, "info"), finding.signature_id))
 
     class_ = type(trainer.split()[0].upper() + "Trainer", (), {"_logs": None})
     callback = RlprobeCallback(f"{folder}/probe", trainer=class_(), on_finding=found)
@@ -104,13 +104,13 @@ def rldoctor(trainer: str, rows: list[dict], folder: str) -> Said:
     from rl_doctor.integrations.trl import RLDoctorCallback
 
     said, now = [], [0]
+    names = {Severity.WARNING: "warning", Severity.CRITICAL: "error"}
 
     def found(finding: Any) -> None:
-        severity = "error" if finding.severity >= Severity.CRITICAL else "warning"
-        said.append((now[0], severity, finding.detector))
+        said.append((now[0], names.get(finding.severity, "info"), finding.detector))
 
     callback = RLDoctorCallback()
-    callback.monitor.on_finding = found
+    callback.monitor.on_finding, callback.monitor.alert_at = found, Severity.INFO
     drive(callback, rows, folder, lambda step: now.__setitem__(0, step))
     callback.monitor.check()
     return said

@@ -52,19 +52,21 @@ def summary(cases: list[Case], results: Results) -> Iterator[str]:
         troubled = [case for case in mine if case.verdict == "troubled"]
         if not mine:
             continue
-        counts, alarms = [], []
+        lines: dict[str, list[str]] = {}
         for said in results.values():
             outcomes = [outcome(case, said[case.name]) for case in troubled]
-            ever = sum(o.named is not None for o in outcomes)
-            soon = sum(o.named is not None and o.named <= SOON for o in outcomes)
-            spoke = sum(o.anything is not None for o in outcomes)
-            counts.append(f"{ever} ({soon}; {spoke})")
             rows, warnings, errors = false_alarms(mine, said)
-            alarms.append(f"{1000 * warnings / max(rows, 1):.2f} / {1000 * errors / max(rows, 1):.2f}")
-        what = f"faults named of {len(troubled)} (within {SOON} logs; anything said)"
-        yield f"| {GROUPS[group]} | {what} | " + " | ".join(counts) + " |"
-        what = f"false alarms per 1,000 of {rows:,} healthy rows, warnings / errors"
-        yield f"| | {what} | " + " | ".join(alarms) + " |"
+            for what, value in {
+                f"faults named, of {len(troubled)}": sum(o.named is not None for o in outcomes),
+                f"within {SOON} logs": sum(o.named is not None and o.named <= SOON for o in outcomes),
+                "as a warning or worse": sum(o.named_loudly for o in outcomes),
+                "a warning of whatever kind": sum(o.anything is not None for o in outcomes),
+                f"false alarms per 1,000 of {rows:,} healthy rows, warnings / errors":
+                    f"{1000 * warnings / max(rows, 1):.2f} / {1000 * errors / max(rows, 1):.2f}",
+            }.items():  # fmt: skip
+                lines.setdefault(what, []).append(str(value))
+        for i, (what, values) in enumerate(lines.items()):
+            yield f"| {'' if i else GROUPS[group]} | {what} | " + " | ".join(values) + " |"
     yield ""
 
 

@@ -55,17 +55,20 @@ class NonfiniteMetric(Rule):
         if alone and scaled:
             return Verdict.NO_DATA
         (metric, value), *others = bad.items()
-        also = f" (also {', '.join(name for name, _ in others)})" if others else ""
+        # the reader knows the keys of the log; W&B and TensorBoard have `train/` in front
+        logged = {name: key.removeprefix("train/") for name, key in zip(row.layout.names, row.layout.keys, strict=True)
+                  if isinstance(key, str)}  # fmt: skip
+        also = f" (also {', '.join(logged.get(name, name) for name, _ in others)})" if others else ""
         return Finding(
             Severity.WARNING if alone else Severity.CRITICAL, metric, math.nan if value is None else value,
-            f"{metric} is {_word(value)}{also}{_masked_loss(row, bad)}", _advice(set(bad)), {"metrics": list(bad)},
+            f"{logged.get(metric, metric)} is {_word(value)}{also}{_masked_loss(row, bad)}", _advice(set(bad)),
+            {"metrics": list(bad)},
         )  # fmt: skip
 
     def _bad(self, row: Row) -> dict[str, float | None]:
         """What is no number, the most telling first."""
-        scoreless = any(
-            map(_is_function, row.absent)
-        )  # functions ran and gave no number: a fault from the first log on
+        # functions ran and gave no number: a fault from the first log on
+        scoreless = any(map(_is_function, row.absent))
         expected = self._seen.names | {"reward"} if scoreless else self._seen.names
         lost: dict[str, float | None] = {name: None for name in row.absent if name in expected}
         lost.update(row.nonfinite)

@@ -139,8 +139,8 @@ class PreferenceMagnitude(Rule):
 class PreferenceNoMovement(Rule):
     """The pairs are not being told apart, long after the warm-up.
 
-    Sees: the median margin of the last `window` logs, at a learning rate above 0: below 0.001 after 25 logs past the
-    warm-up, or below 0.02 with a loss within 1% of ln 2 after 100 logs.
+    Sees: at a learning rate above 0, every margin of the last eight logs below 0.001 after ten logs past the warm-up;
+    or a median margin of the last `window` logs below 0.02 with a loss within 1% of ln 2 after 100 logs.
     Matters: the run looks calm and learns nothing.
     Source: DESIGN ("never moves"); healthy public logs are past 0.005 by then. Default: a warning.
     """
@@ -153,6 +153,7 @@ class PreferenceNoMovement(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._margins, self._losses = Window(window), Window(window)
+        self._sizes = Recent(8)
         self._count = AfterWarmup()
 
     def check(self, row: Row) -> Finding | Verdict:
@@ -161,13 +162,14 @@ class PreferenceNoMovement(Rule):
             return Verdict.NO_DATA
         self._margins.push(m["rewards/margins"])
         self._losses.push(m["loss"])
+        # ORPO and CPO have no reference, so that their rewards are small but never near 0
+        self._sizes.push(max(abs(m["rewards/margins"]), abs(m.get("rewards/chosen", 0.0))))
         logs = self._count.push(row)
-        if logs < self.limits["still_logs"]:
+        if logs < self.limits["still_logs"] or len(self._sizes) < self._sizes.size:
             return Verdict.NO_DATA
         margin, loss = self._margins.median(), self._losses.median()
         slow = abs(margin) <= self.limits["margin"] and abs(loss - LN2) <= self.limits["loss_share"] * LN2
-        # ORPO and CPO have no reference, so that their rewards are small but never near 0
-        still = max(abs(margin), abs(m.get("rewards/chosen", 0.0))) <= self.limits["still_margin"]
+        still = max(self._sizes.values()) <= self.limits["still_margin"]
         if not (still or (slow and logs >= self.limits["logs"])):
             return Verdict.NO_DATA if slow else Verdict.HEALTHY
         return Finding(
