@@ -13,18 +13,21 @@ import gc
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 HISTORIES = (0, 10_000, 100_000)
-TIMED = {"trl_ext": 2000, "rlwatch": 2000}  # logs at each history
+MEMORY = 12 << 30  # bytes a peer may ask for
+TIMED = {"trl_ext": 10_000, "rlwatch": 10_000}  # logs at each history
 TIMED_SLOW = 100  # of a peer that diagnoses its whole history every 25 logs
 GRPO = {
     "loss": 0.01, "grad_norm": 0.4, "learning_rate": 1e-6, "num_tokens": 1e6, "completions/mean_length": 200.0,
@@ -71,7 +74,7 @@ def build(tool: str, folder: str):
     return rlwatch.attach(framework="trl")._trl_callback_class(), None, None
 
 
-def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
+def measure(tool: str, keys: str, histories: list[int]) -> Iterator[dict]:
     """`{"history", "median", "p99", "mean", "cpu"}` in microseconds, and `rss_mb` since the first 1,000 logs.
 
     `cpu` is the median of the thread's own time, which other work on the machine disturbs less.
@@ -83,7 +86,6 @@ def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
     logging.disable(logging.CRITICAL)
     chance = random.Random(0)
     variants = [{k: v * chance.uniform(0.9, 1.1) for k, v in KEYS[keys].items()} for _ in range(997)]
-    results = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         args = TrainingArguments(
@@ -106,12 +108,13 @@ def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
             if times is not None:
                 times.append(time.perf_counter_ns() - begin)
                 cpu_times.append(time.thread_time_ns() - cpu)
+            if state.global_step == 1000:
+                nonlocal base
+                base = resident()
 
         for history in histories:
             while state.global_step < history:
                 log()
-                if base is None and state.global_step >= 1000:
-                    base = resident()
             if start is not None:
                 start()
             gc.collect()
@@ -123,11 +126,10 @@ def measure(tool: str, keys: str, histories: list[int]) -> list[dict]:
             times.sort()
             microseconds = {"median": times[len(times) // 2], "p99": times[-max(1, len(times) // 100)],
                             "mean": statistics.fmean(times), "cpu": statistics.median(cpu_times)}  # fmt: skip
-            results.append({"history": history, "rss_mb": grown, **{k: v / 1000 for k, v in microseconds.items()}})
+            yield {"history": history, "rss_mb": grown, **{k: v / 1000 for k, v in microseconds.items()}}
             if tool == "rlprobe":
                 callback._on_finding = None
         os.chdir("/")
-    return results
 
 
 def resident() -> float:
@@ -138,16 +140,21 @@ def resident() -> float:
 # The comparison -----------------------------------------------------------------------------------
 
 
-def worker(python: str, tool: str, keys: str, histories: list[int], seconds: int) -> list[dict] | None:
+def worker(python: str, tool: str, keys: str, histories: list[int], seconds: int) -> list[dict]:
+    """What `measure` gives in a process of its own; of a peer, what it gives before its time or memory is over."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     command = [python, "-W", "ignore", __file__, "--worker", tool, keys, "--histories", *map(str, histories)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    if done.returncode:
-        raise SystemExit(f"{tool} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    with tempfile.TemporaryFile("w+") as answers:
+        try:
+            done = subprocess.run(
+                command, stdout=answers, stderr=subprocess.PIPE, text=True, env=environment, timeout=seconds
+            )
+            if done.returncode and tool == "trl_ext":
+                raise SystemExit(f"{tool} failed:\n{done.stderr[-2000:]}")
+        except subprocess.TimeoutExpired:
+            pass
+        answers.seek(0)
+        return [json.loads(line) for line in answers if line.startswith('{"history"')]
 
 
 def best(rounds: list[list[dict]]) -> list[dict]:
@@ -155,7 +162,7 @@ def best(rounds: list[list[dict]]) -> list[dict]:
     return [
         {key: statistics.median(run[i][key] for run in rounds) if rounds[0][i][key] is not None else None
          for key in rounds[0][i]}
-        for i in range(len(rounds[0]))
+        for i in range(min(map(len, rounds)))
     ]  # fmt: skip
 
 
@@ -180,13 +187,17 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="folder of the peers' environment; without it ours alone")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--histories", nargs="+", type=int, default=list(HISTORIES))
-    parser.add_argument("--seconds", type=int, default=900, help="longest a peer may take; it is then left out")
+    parser.add_argument("--seconds", type=int, default=900, help="longest a peer may take")
     parser.add_argument("--keys", nargs="+", default=list(KEYS), choices=list(KEYS))
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--worker", nargs=2, metavar=("TOOL", "KEYS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return print(json.dumps(measure(*options.worker, options.histories)))
+        if options.worker[0] != "trl_ext":  # rldoctor asks for more than 24 GiB at 100,000 logs
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        for result in measure(*options.worker, options.histories):
+            print(json.dumps(result), flush=True)
+        return
 
     from detection import peers
 
@@ -199,11 +210,12 @@ def main() -> None:
         for _ in range(options.rounds):
             for tool in tools:
                 rounds[tool].append(worker(python, tool, keys, options.histories, options.seconds))
-        late = [tool for tool in tools if None in rounds[tool]]
-        everything[keys] = {tool: best(runs) for tool, runs in rounds.items() if tool not in late}
+        everything[keys] = {tool: best(runs) for tool, runs in rounds.items()}
         table(keys, everything[keys])
-        for tool in late:
-            print(f"\n{tool} did not get there in {options.seconds} s.")
+        for tool, results in everything[keys].items():
+            if len(results) < len(options.histories):
+                where = f"{options.histories[len(results)]:,} logs"
+                print(f"\n{tool} did not get through {where} in {options.seconds} s and {MEMORY >> 30} GiB.")
     if options.json:
         options.json.write_text(json.dumps(everything, indent=1))
 
