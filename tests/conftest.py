@@ -4,6 +4,8 @@ The environment is set before any test module imports torch, TRL or a tracker, s
 """
 
 import os
+import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import pytest
@@ -34,6 +36,15 @@ def trl_version() -> Version:
 @pytest.fixture(scope="session", autouse=True)
 def _wandb_writes_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["WANDB_DIR"] = str(tmp_path_factory.mktemp("wandb"))
+
+
+@pytest.fixture(autouse=True)
+def _no_wandb_run_outlives_its_test() -> Iterator[None]:
+    """`wandb.init` in a later test would get that run back, with its folder."""
+    yield
+    wandb = sys.modules.get("wandb")
+    if getattr(wandb, "run", None) is not None:
+        wandb.finish()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,8 +4,10 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 from trl_ext.monitor.presets import PRESETS
-from trl_ext.monitor.rules import FAMILIES
+from trl_ext.monitor.rules import FAMILIES, RULES
 from trl_ext.monitor.thresholds import THRESHOLDS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "rules.md"
@@ -43,6 +45,12 @@ def reference() -> str:
         differs = ", ".join(f"`{limit}` {value:g}" for limit, value in limits.items())
         text.append(f"| `{name}` | {', '.join(families)} | {differs} |")
     return "\n".join(text) + "\n"
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_rule_says_what_it_sees_why_it_matters_its_source_and_its_default(rule):
+    labels = re.findall(r"\b(Sees|Matters|Source|Default)[:,]", rule.__doc__)
+    assert labels == ["Sees", "Matters", "Source", "Default"]
 
 
 def test_the_document_is_what_the_rules_say():

@@ -74,7 +74,8 @@ class EosMissing(Rule):
 
     Sees: `val/num_eos_tokens` of 0, three updates in a row.
     Matters: with missing_eos_penalty every score carries the penalty; without it, the policy is never taught to end.
-    Source: a public PPO log (hongbomiao) and TRL's PPO docs, which call this number a debugging signal.
+    Source: a public PPO log (hongbomiao) and TRL's PPO docs, which call this number a debugging signal. Default: an
+    error after three, where a batch holds dozens of completions.
     """
 
     name = "eos_missing"

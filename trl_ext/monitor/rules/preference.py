@@ -44,9 +44,9 @@ class LikelihoodDisplacement(Rule):
     """The likelihood of the chosen answers falls as well, only more slowly.
 
     Sees: `rewards/chosen` below -1, and the margin still positive, two logs in a row.
-    Matters: probability goes to answers that nobody chose; common in DPO and often harmless, so an `info`, never an
-    error on the sign alone.
-    Source: arXiv 2410.08847; eric-mitchell/direct-preference-optimization#36.
+    Matters: probability goes to answers that nobody chose.
+    Source: arXiv 2410.08847; eric-mitchell/direct-preference-optimization#36. Default: an `info`, since it is common in
+    DPO and often harmless; never an error on the sign alone.
     """
 
     name = "preference_displacement"

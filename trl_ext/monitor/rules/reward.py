@@ -148,7 +148,7 @@ class RewardSaturated(Rule):
 
     Sees: `reward_std` below a twentieth of its start for ten logs, with a reward that has risen.
     Matters: no gradient but noise from here on; further steps only drift.
-    Source: a public GRPO log that solved its task and went on. A warning, since the run did learn.
+    Source: a public GRPO log that solved its task and went on. Default: a warning, since the run did learn.
     """
 
     name = "reward_saturated"

@@ -78,11 +78,11 @@ class DeadRewardComponent(Rule):
     Sees: the mean of each function, and the whole reward where no function is logged (PPO). Exactly equal, ten logs in
     a row and three times as often as ever before: a mean over many completions is never that by chance, and a sparse
     reward that rests at 0 now and then is not dead.
-    Matters: it teaches nothing, whatever its weight. An `info`; a warning when it is 0 or less after 96 logs (no
-    completion ever earned it: a format nobody satisfies, an answer that is never parsed) in a run that does not gain
-    from its other functions either. Above zero, all completions may have it already, and a penalty that is 0 was never
-    due.
-    Source: unsloth#2291 and a public GRPO log (two functions at -0.5 and -0.2 in all 300 rows).
+    Matters: it teaches nothing, whatever its weight.
+    Source: unsloth#2291 and a public GRPO log (two functions at -0.5 and -0.2 in all 300 rows). Default: an `info`; a
+    warning when it is 0 or less after 96 logs (no completion ever earned it: a format nobody satisfies, an answer that
+    is never parsed) in a run that does not gain from its other functions either. Above zero, all completions may have
+    it already, and a penalty that is 0 was never due.
     """
 
     name = "dead_reward_component"
