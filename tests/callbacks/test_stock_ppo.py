@@ -71,7 +71,7 @@ def test_a_healthy_run_is_silent_and_every_key_is_known(stock_ppo, tmp_path):
 def test_a_nan_reward_stops_at_that_very_log_with_a_checkpoint(stock_ppo, tmp_path):
     callback = PPOMonitoringCallback(on_critical="stop")
     trainer = stock_ppo(callback, nan_from=3)
-    with pytest.raises(TrainingStopped, match="nonfinite_metric: reward is nan"):
+    with pytest.raises(TrainingStopped, match="nonfinite_metric: objective/scores is nan"):
         trainer.train()
     assert trainer.state.global_step == 3
     checkpoint = tmp_path / "run" / "checkpoint-3"
