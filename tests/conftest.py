@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 import pytest
+from hypothesis import HealthCheck, settings
 from packaging.version import Version
 
 os.environ.update(
@@ -22,6 +23,10 @@ os.environ.update(
     WANDB_MODE="offline",
     WANDB_SILENT="true",
 )
+
+# The machine is shared: how long an example takes says nothing.
+settings.register_profile("trl_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("trl_ext")
 
 installed_trl = Version(version("trl"))
 ships_ppo = installed_trl < Version("1.13")

@@ -1,8 +1,10 @@
 """Whatever is logged, however the process dies, whatever the disk does: training goes on, and the files stay whole."""
 
+import copy
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -34,7 +36,7 @@ def refuse(constant):
     raise AssertionError(f"{constant} is no JSON")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(sequence=st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES), max_size=8))
 def test_no_sequence_of_logs_raises_or_changes_what_was_logged(tmp_path_factory, sequence):
     args = TrainingArguments(str(tmp_path_factory.mktemp("run")), report_to="none", use_cpu=True)
@@ -147,16 +149,32 @@ def test_a_full_disk_is_one_warning_and_training_goes_on(scripted, tmp_path, cap
     assert len(warnings) == 1
 
 
-def test_a_state_file_that_was_cut_off_starts_the_monitor_afresh(scripted, tmp_path):
+DAMAGES = ("", '{"step": 2, "sl', "[]", '{"step": 2, "slot": 1}', '{"step": 2, "slot": 1, "engine": {}, "totals": "x"}')
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("copy_is_there", [True, False])
+def test_a_damaged_state_file_never_switches_the_monitor_off(scripted, tmp_path, damage, copy_is_there):
+    """The copy in `trainer_state.json` takes its place; without one the monitor starts afresh."""
     saving = {"save_strategy": "steps", "save_steps": 2}
-    scripted(PPOMonitoringCallback(rules=["kl_high"]), steps=2, **saving).train()
+
+    def script(step):
+        return {"objective/kl": 40.0}
+
+    scripted(PPOMonitoringCallback(rules=["kl_high"]), script, steps=2, **saving).train()
     checkpoint = tmp_path / "run" / "checkpoint-2"
-    for damage in ('{"step": 2, "sl', "[]", '{"step": 2, "slot": 1}'):
-        (checkpoint / "trl_ext_monitor.json").write_text(damage)
-        callback = PPOMonitoringCallback(rules=["kl_high"])
-        trainer = scripted(callback, lambda step: {"objective/kl": 40.0}, steps=6, **saving)
-        trainer.train(resume_from_checkpoint=str(checkpoint))
-        assert trainer.state.global_step == 6 and [alert.opened for alert in callback.alerts] == [5]
+    (checkpoint / "trl_ext_monitor.json").write_text(damage)
+    if not copy_is_there:
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        del state["stateful_callbacks"]["PPOMonitoringCallback"]
+        (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    callback = PPOMonitoringCallback(rules=["kl_high"])
+    trainer = scripted(callback, script, steps=6, **saving)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 6
+    assert [alert.opened for alert in callback.alerts] == [3 if copy_is_there else 5]  # the third log in a row
+    steps = [row["step"] for row in read_metrics(tmp_path / "run" / "trl_ext" / "metrics.jsonl")]
+    assert [step for step in steps if step > 2][:4] == [3, 4, 5, 6]
 
 
 def test_zero_and_sharded_models_are_left_alone(scripted):
@@ -174,3 +192,61 @@ def test_zero_and_sharded_models_are_left_alone(scripted):
     callback.on_save(trainer.args, trainer.state, trainer.control, **event)
     callback.on_train_end(trainer.args, trainer.state, trainer.control, **event)
     assert callback.summary()["logs"] == 1
+
+
+def test_what_is_done_to_an_alert_is_not_done_to_the_monitor(scripted, tmp_path):
+    def spoil(alert):
+        alert.severity = alert.evidence = alert.message = None
+
+    callback = PPOMonitoringCallback(rules=["kl_high"], on_alert=spoil)
+    scripted(callback, lambda step: {"objective/kl": 50.0}).train()
+    callback.alerts[0].rule = "another"
+    assert [(alert.rule, str(alert.severity)) for alert in callback.alerts] == [("kl_high", "error")]
+    assert json.loads((tmp_path / "run/trl_ext/summary.json").read_text())["alert_counts"]["error"] == 1
+
+
+def test_the_summary_of_a_run_that_raised_knows_its_alerts(scripted, tmp_path):
+    """The callback is still there, as in a notebook, so that nothing else has said that the run is over."""
+
+    def script(step):
+        if step == 5:
+            raise RuntimeError("out of memory")
+        return {"objective/kl": 50.0}
+
+    callback = PPOMonitoringCallback(rules=["kl_high"])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        scripted(callback, script).train()
+    summary = json.loads((tmp_path / "run/trl_ext/summary.json").read_text())
+    assert (summary["completed"], summary["logs"], summary["alert_counts"]["error"]) == (False, 3, 1)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+def test_a_copy_is_a_monitor_with_the_same_options_before_any_run(scripted, copied):
+    callback = PPOMonitoringCallback(rules=["kl_high"], thresholds={"kl_high.logs": 1})
+    scripted(callback, lambda step: {"objective/kl": 50.0}).train()
+    other = copied(callback)
+    assert (other.alerts, other.get_metrics_history()) == ([], [])
+    scripted(other, lambda step: {"objective/kl": 50.0}).train()
+    assert [alert.opened for alert in other.alerts] == [alert.opened for alert in callback.alerts] == [1]
+
+
+def test_what_comes_back_within_a_few_logs_is_written_and_not_said_again(scripted, tmp_path, caplog):
+    values = [40.0] * 4 + [1.0] * 10 + [40.0] * 4
+    callback = PPOMonitoringCallback(rules=["kl_high"])
+    scripted(callback, lambda step: {"objective/kl": values[step - 1]}, steps=len(values)).train()
+    events = [json.loads(line)["event"] for line in (tmp_path / "run/trl_ext/alerts.jsonl").read_text().splitlines()]
+    assert events == ["opened", "recovered", "reopened"]
+    assert sum("kl_high" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
+
+
+def test_an_on_alert_that_raises_is_named_and_not_called_again(scripted, caplog):
+    calls = []
+
+    def broken(alert):
+        calls.append(alert)
+        raise ConnectionError("no network")
+
+    callback = PPOMonitoringCallback(on_alert=broken, watch={"reward": 1}, warmup_steps=0)
+    scripted(callback, lambda step: {"reward": float(step**3)}, steps=30).train()
+    assert len(calls) == 1 and len(callback.alerts) >= 1
+    assert sum("on_alert failed" in record.getMessage() for record in caplog.records) == 1

@@ -49,7 +49,8 @@ def test_all_ranks_stop_when_one_sees_the_fault(runs):
     assert first["processes"] == 2
     assert (first["step"], second["step"]) == (3, 3)
     assert (first["alerts"], second["alerts"]) == (0, 1)
-    assert "another process" in first["stopped"] and "nonfinite_metric" in second["stopped"]
+    assert "Process 1 saw nonfinite_metric: reward is nan" in first["stopped"]
+    assert "by on_critical='stop'. nonfinite_metric: reward is nan" in second["stopped"]
     assert first["heard"] == second["heard"] == 0  # on_alert speaks for the main process, which saw nothing
     assert checkpoints(runs / "monitor") == ["checkpoint-3"]
     lines = (runs / "monitor" / "trl_ext" / "metrics.jsonl").read_text().splitlines()

@@ -50,6 +50,7 @@ def test_what_is_no_number_is_null_and_named(tmp_path):
     write(tmp_path, [1], **logs).close()
     (line,) = strict(tmp_path / "metrics.jsonl")
     assert line.pop("nonfinite") == ["kl", "kl_per_token", "loss"]
+    assert line.pop("infinite") == {"loss": -1}
     assert line == {
         "step": 1, "session": 0, "reward": 0.125, "kl": None, "kl_per_token": None, "entropy": None,
         "entropy_per_token": None, "note": "a\nb", "flag": True, "loss": None, "objective/scores": 1.0,
@@ -64,7 +65,7 @@ def test_numbers_keep_twelve_digits_on_both_paths(tmp_path, value):
     assert general == value and fast == pytest.approx(value, rel=1e-11, abs=0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False))
 def test_a_float32_comes_back_exactly(value):
     line = json.loads(metrics_line(read_row(1, {"x": value}), 0))

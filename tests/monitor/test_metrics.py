@@ -199,7 +199,7 @@ odd_keys = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(odd_keys, st.none(), st.integers(), st.floats(), st.binary()), max_size=8))
 def test_odd_keys_never_raise_and_no_name_comes_twice(keys):
     names = canonical_names(tuple(keys))

@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.rows import read_row
+from trl_ext.monitor.rules import RULES
 
 KEYS = ["reward", "kl", "objective/kl", "entropy", "loss", "grad_norm", "val/ratio", "loss/value_avg", "rewards/f/mean",
         "eval_loss", "logps/chosen", "step", "mine"]  # fmt: skip
@@ -22,7 +23,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES), max_size=8))
 def test_no_sequence_of_logs_raises_or_is_changed(sequence):
     engine = Engine(warmup_steps=0)
@@ -96,3 +97,25 @@ def test_infinities_that_cancel_are_seen():
 def test_numbers_whose_squares_overflow_are_no_numbers_to_a_rule():
     row = read_row(1, {"reward": 1.7e308, "kl": 1e99})
     assert row.metrics == {"kl_per_token": 1e99} and row.nonfinite
+
+
+class Unreadable:
+    def item(self):
+        raise KeyError("whatever")
+
+
+def test_an_object_that_raises_is_no_number():
+    assert read_row(1, {"reward": Unreadable()}).logged == {}
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-320, 1e99, -1e99, 1e50, 0.0, -0.0])
+def test_no_rule_gives_up_on_an_absurd_number(value, caplog):
+    """Each metric of each rule in turn, after usual numbers and among them."""
+    metrics = sorted({metric for rule in RULES.values() for metric in rule.metrics if not metric.endswith("*")})
+    for metric in metrics:
+        engine = Engine(warmup_steps=0)
+        usual = dict.fromkeys((*metrics, "reward_std", "eval/loss", "rewards/rejected", "loss", "margin"), 0.7)
+        for step in range(70):
+            odd = {metric: value} if step in (0, 20, 21, 22, 23) or step > 50 else {}
+            engine.observe(step, {**usual, **odd})
+    assert caplog.text == ""

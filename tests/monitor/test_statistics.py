@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -33,7 +33,7 @@ spread = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)
 ties = st.sampled_from([-1.0, -0.0, 0.0, 0.5, 1.0, 3.0])
 numbers = st.one_of(spread, ties)
 series = st.one_of(st.lists(spread, min_size=1, max_size=60), st.lists(ties, min_size=1, max_size=60))
-some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=60)
 
 # how to build each statistic that takes numbers, and what can be read from it
 BUILD = {
@@ -448,3 +448,10 @@ def test_a_step_costs_the_same_after_a_hundred_thousand(name):
 def test_the_deviation_of_a_large_window_takes_logarithmic_time():
     costs = [lines_run(filled([float(x % 97) for x in range(size)], size)[0].mad) for size in (64, 4096)]
     assert costs[1] <= 2 * costs[0]
+
+
+def test_a_share_beyond_its_bounds_is_at_its_bound():
+    share = Share()
+    share.push(1e90)
+    share.push(-1e90)
+    assert share.chance(1, 1) == 0.5  # (1 + 0 + 1) / (2 + 2)

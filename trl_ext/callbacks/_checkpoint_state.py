@@ -1,7 +1,9 @@
 """The monitor's own file in a checkpoint, since Transformers restores callbacks only on request."""
 
 import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_ext.monitor.strict_json import to_strict_json
+
+logger = logging.getLogger(__name__)
 
 
 def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
@@ -31,10 +35,10 @@ def write_state(args: TrainingArguments, state: TrainerState, record: dict[str, 
         os.replace(temporary, path)
 
 
-def read_state(
+def stored_states(
     args: TrainingArguments, state: TrainerState, slot: int, kept_by_transformers: list[Any]
-) -> dict[str, Any] | None:
-    """What monitor `slot` wrote at the step the run resumes from, or `None`.
+) -> Iterator[dict[str, Any]]:
+    """What monitor `slot` wrote at the step the run resumes from, the best place first.
 
     Looks into the checkpoint, then (a run may resume from a folder elsewhere) into what `trainer_state.json` kept.
     """
@@ -42,11 +46,18 @@ def read_state(
     if isinstance(args.resume_from_checkpoint, str | os.PathLike):
         folders.insert(0, Path(args.resume_from_checkpoint))
     paths = [folder / state_file(slot) for folder in folders]
-    candidates = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    candidates = [_read(path) for path in paths if path.is_file()]
     for record in [*candidates, *kept_by_transformers]:
         if isinstance(record, dict) and (record.get("step"), record.get("slot")) == (state.global_step, slot):
-            return record
-    return None
+            yield record
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        logger.warning("%s cannot be read: %s", path, error)
+        return None
 
 
 def kept_attributes(state: TrainerState, callback: str) -> list[dict[str, Any]]:

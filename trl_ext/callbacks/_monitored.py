@@ -9,14 +9,14 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from trl_ext.callbacks._checkpoint_state import keep_one, kept_attributes, read_state, write_state
+from trl_ext.callbacks._checkpoint_state import keep_one, kept_attributes, stored_states, write_state
 from trl_ext.callbacks._facts import read_facts
 from trl_ext.callbacks._frames import calling_handler, calling_trainer, replaced_callback
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._options import MonitorOptions
 from trl_ext.callbacks._order import move_before_reporting
 from trl_ext.callbacks._ppo_view import PPOView
-from trl_ext.callbacks._ranks import largest_over_ranks
+from trl_ext.callbacks._ranks import largest_over_ranks, text_of_any
 from trl_ext.callbacks._run import MonitoredRun
 from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
 from trl_ext.callbacks._stop import StopDecision
@@ -25,6 +25,12 @@ from trl_ext.monitor.alerts import Severity
 logger = logging.getLogger(__name__)
 
 _PREFIX = "trl_ext"  # of what is added to the trainer's logs
+
+
+def _with_options(kind: type["MonitoredTraining"], options: MonitorOptions) -> "MonitoredTraining":
+    monitor = kind.__new__(kind)
+    MonitoredTraining.__init__(monitor, options)
+    return monitor
 
 
 class MonitoredTraining(TrainerCallback, ExportableState):
@@ -40,6 +46,10 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._stop = StopDecision()
         self._step = 0
         self._restored: dict[str, Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle or a copy is a monitor with the same options, before any run."""
+        return _with_options, (type(self), self._options)
 
     def _new_view(self) -> PPOView | None:
         return None
@@ -94,12 +104,18 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         if state.global_step == 0:
             return
         kept = [restored, *(kept.get("restored") for kept in kept_attributes(state, type(self).__name__))]
-        stored = read_state(args, state, self.slot, kept)
-        if stored is not None:
-            self._step = state.global_step
-            self._run.load_state_dict(stored)
-            self._run.engine.set_facts({"data_before": stored.get("data")})
-            self._run.engine.resumed()
+        self._step = state.global_step
+        for stored in stored_states(args, state, self.slot, kept):
+            try:
+                self._run.load_state_dict(stored)
+                self._run.engine.set_facts({"data_before": stored.get("data")})
+                self._run.engine.resumed()
+                return
+            except Exception as error:  # damaged, or of another version
+                logger.warning("A state of the monitor cannot be used: %s: %s", type(error).__name__, error)
+                self._run = self._new_run()
+                self._run.engine.load_state_dict(self._untouched)
+        logger.warning("No state of the monitor for step %d: it starts afresh.", state.global_step)
 
     def _folder(self, args: TrainingArguments) -> Path:
         handler = calling_handler(self)
@@ -129,12 +145,18 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         severity = self._run.engine.severity
         worst = largest_over_ranks(-1 if severity is None else severity.rank, args)
         if worst >= Severity.CRITICAL.rank:
-            self._stop.take(self._run.note_stop(state.global_step))
+            fault, rank = text_of_any(self._run.critical_fault(), args)
+            where = f"Process {rank} saw " if rank != args.process_index else ""
+            self._run.stopped = (
+                f"stopped at step {state.global_step} by on_critical='stop'. {where}{fault or 'a critical fault'}"
+            )
+            self._stop.take(self._run.stopped)
             logger.error("Saving a checkpoint, then stopping: %s", self._stop.taken)
 
     @never_raises
     def _save(self, args: TrainingArguments, state: TrainerState) -> None:
         self._run.flush()
+        self._run.write_summary()
         if state.is_world_process_zero:
             write_state(args, state, self._record(state.global_step))
 

@@ -61,8 +61,8 @@ class MonitoringCallback(MonitoredTraining):
 
     @property
     def alerts(self) -> list[Alert]:
-        """All alerts so far, oldest first; an open one has `closed is None`."""
-        return self._run.engine.alerts
+        """All alerts so far as they are now, oldest first; an open one has `closed is None`."""
+        return [alert.copy() for alert in self._run.engine.alerts]
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says, as of now."""

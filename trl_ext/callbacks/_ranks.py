@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 
+_TEXT = 2000  # bytes
+
 
 def largest_over_ranks(value: int, args: TrainingArguments) -> int:
     """The largest `value` over all processes."""
@@ -26,6 +28,19 @@ def from_main_process(value: float | None, args: TrainingArguments) -> float | N
     dist.broadcast(shared, src=0)
     present, number = shared.tolist()
     return number if present else None
+
+
+def text_of_any(text: str | None, args: TrainingArguments) -> tuple[str | None, int]:
+    """The first 2,000 bytes of the `text` of the last process that has one, and its rank; `None` where none has."""
+    if not _several():
+        return text, 0
+    owner = largest_over_ranks(-1 if text is None else dist.get_rank(), args)
+    if owner < 0:
+        return None, owner
+    data = (text or "").encode()[:_TEXT].ljust(_TEXT, b"\0") if owner == dist.get_rank() else bytes(_TEXT)
+    shared = torch.tensor(list(data), dtype=torch.uint8, device=_device(args))
+    dist.broadcast(shared, src=owner)
+    return bytes(shared.tolist()).rstrip(b"\0").decode(errors="ignore"), owner
 
 
 def _several() -> bool:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._history import MetricsHistory
 from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._system_metrics import SystemMetrics
@@ -24,6 +23,9 @@ _LEVELS = {
     Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING,
     Severity.ERROR: logging.ERROR, Severity.CRITICAL: logging.CRITICAL,
 }  # fmt: skip
+
+
+SUMMARIZED_AT_ONCE = 100  # news; a run with more waits for its next checkpoint, since the summary holds all alerts
 
 
 class MonitoredRun:
@@ -51,6 +53,8 @@ class MonitoredRun:
         self._on_alert = on_alert
         self._completed = False
         self._notes: list[str] = []
+        self._told = 0
+        self._told_as: dict[str, tuple[int, Severity]] = {}  # by rule: its latest alert, and how severe
         self._totals = RunSummary()
         self._files: RunFiles | None = None
         self._system: SystemMetrics | None = None
@@ -100,11 +104,18 @@ class MonitoredRun:
                 self._report(self._files, alert)
                 self._notify(alert)
         self._count_open()
+        self._told += len(news)
+        if self._told <= SUMMARIZED_AT_ONCE:
+            self.write_summary()
 
-    @never_raises
     def _notify(self, alert: Alert) -> None:
-        if self._on_alert is not None:
-            self._on_alert(alert)
+        if self._on_alert is None:
+            return
+        try:
+            self._on_alert(alert.copy())  # what the user does to it is not done to the monitor
+        except Exception:
+            logger.exception("on_alert failed, and is not called again; training goes on.")
+            self._on_alert = None
 
     def _count_open(self) -> None:
         self.alerts_open = dict.fromkeys(self.alerts_open, 0)  # one that was above 0 goes back to 0
@@ -117,18 +128,19 @@ class MonitoredRun:
             files.alert(alert, "recovered")
             logger.info("%s (step %d) is gone since step %d.", alert.rule, alert.opened, alert.closed)
             return
-        files.alert(alert, "opened" if alert.step == alert.opened else "raised")
+        before, self._told_as[alert.rule] = self._told_as.get(alert.rule), (alert.opened, alert.severity)
+        again = before == (alert.opened, alert.severity)  # came back within a few logs: said once
+        files.alert(alert, "reopened" if again else "opened" if alert.step == alert.opened else "raised")
         logger.log(
-            _LEVELS[alert.severity], "[%s] %s at step %d: %s. What to do: %s",
+            logging.INFO if again else _LEVELS[alert.severity],
+            "[%s] %s at step %d: %s. What to do: %s",
             alert.severity, alert.rule, alert.step, alert.message, alert.advice,
         )  # fmt: skip
 
-    def note_stop(self, step: int) -> str:
-        """Why this run is being stopped; the summary says it too."""
+    def critical_fault(self) -> str | None:
+        """What is critical now, in this process."""
         critical = [alert for alert in self.engine.open_alerts if alert.severity is Severity.CRITICAL]
-        what = f"{critical[0].rule}: {critical[0].message}" if critical else "another process saw a critical fault"
-        self.stopped = f"stopped at step {step} by on_critical='stop'. {what}"
-        return self.stopped
+        return f"{critical[0].rule}: {critical[0].message}" if critical else None
 
     def conclude(self) -> None:
         """At the end of training: what the user named and never came. Logged once, and in the summary."""
@@ -165,6 +177,11 @@ class MonitoredRun:
             self._files.summary(self.summary())
             self._files.close()
 
+    def write_summary(self) -> None:
+        """Now and then, since training that raises has no end that a callback hears of."""
+        if self._files is not None and not self._files.closed:
+            self._files.summary(self.summary())
+
     def state_dict(self, step: int) -> dict[str, Any]:
         """Strict JSON."""
         state = {"step": step, "engine": self.engine.state_dict(), "totals": self._totals.to_dict()}
@@ -175,6 +192,7 @@ class MonitoredRun:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state["engine"])
         self._totals.load(state["totals"])
+        self._told_as = {alert.rule: (alert.opened, alert.severity) for alert in self.engine.alerts}
         if self._view is not None and "view" in state:
             self._view.load_state_dict(state["view"])
         self._count_open()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.monitor.thresholds import resolve_thresholds
 from trl_ext.strict_yaml import read_yaml
 
 
@@ -17,7 +18,12 @@ def read_thresholds(thresholds: Mapping[str, Any] | str | os.PathLike[str] | Non
     if thresholds is None:
         return {}
     if isinstance(thresholds, str | os.PathLike):
-        thresholds = read_yaml(thresholds)
+        path, thresholds = thresholds, read_yaml(thresholds)
+        if isinstance(thresholds, Mapping):
+            try:
+                resolve_thresholds(thresholds)
+            except UserError as error:
+                raise UserError(f"{os.fspath(path)}: {error}") from None
     if not isinstance(thresholds, Mapping):
         raise UserError("thresholds must be a mapping such as `kl_high: {logs: 5}`, or the path of a YAML file of one")
     return dict(thresholds)

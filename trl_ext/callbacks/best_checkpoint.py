@@ -9,7 +9,7 @@ from transformers.trainer_callback import ExportableState
 
 from trl_ext.callbacks._best import greater_is_better_for, is_better, load_best_model, metric_value
 from trl_ext.callbacks._checkpoint_state import checkpoint_folder, keep_one, kept_attributes
-from trl_ext.callbacks._frames import calling_handler, calling_trainer
+from trl_ext.callbacks._frames import calling_handler, calling_trainer, replaced_callback
 from trl_ext.callbacks._ranks import from_main_process
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks.stopping import ignores_control
@@ -64,7 +64,6 @@ class BestCheckpointCallback(TrainerCallback, ExportableState):
         self._greater = greater_is_better_for(metric) if greater_is_better is None else greater_is_better
         self._restore_best = restore_best
         self.best: dict[str, Any] | None = None
-        self.kept: dict[str, Any] = {}  # set by Transformers, when asked to restore callbacks; read from its file here
         self._begin()
 
     def _begin(self) -> None:
@@ -72,6 +71,18 @@ class BestCheckpointCallback(TrainerCallback, ExportableState):
         self._waited = 0
         self._keys: set[Any] = set()
         self._training = False
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Set by Transformers, when asked to restore callbacks, on a new object; what it holds is read from the
+        checkpoint's `trainer_state.json` instead, which is there in any case."""
+        return {}
+
+    @kept.setter
+    def kept(self, _: dict[str, Any]) -> None:
+        replaced = replaced_callback(self)
+        if replaced is not None:
+            self.__dict__ = replaced.__dict__  # the user's variable names the old object: the two become one
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         handler = calling_handler(self)

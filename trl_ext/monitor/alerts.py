@@ -1,7 +1,7 @@
 """What the monitor says."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +63,10 @@ class Alert:
     evidence: dict[str, Any] = field(default_factory=dict)
     opened: int = 0
     closed: int | None = None
+
+    def copy(self) -> "Alert":
+        """One that does not change as the run goes on."""
+        return replace(self, evidence=dict(self.evidence))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain Python; write it with `strict_json.to_strict_json`."""

@@ -68,7 +68,7 @@ class Engine:
         max_alerts: int = 1000,
     ):
         for name, number, least in (("window", window, 8), ("warmup_steps", warmup_steps, 0)):
-            if not isinstance(number, int) or number < least:
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise UserError(f"{name} must be a whole number of at least {least}, not {number!r}")
         preset_rules, preset_thresholds = resolve_preset(preset)
         limits = resolve_thresholds(preset_thresholds, thresholds)
@@ -177,11 +177,17 @@ class Engine:
         return changed
 
     def finish(self) -> list[str]:
-        """Notes for the end of a run: metrics that the user named and that never arrived."""
+        """Notes for the end of a run: metrics that the user named and that never arrived, rules that failed."""
         self._untold += self._judge_waiting()
         unseen = {rule.name: name for rule in self._rules.values() if (name := rule.unseen()) is not None}
         keys = ", ".join(sorted(self._seen)) or "none"
-        return [f"{rule}: {name!r} was never logged. The keys that were: {keys}" for rule, name in unseen.items()]
+        return [
+            *(f"{rule}: {name!r} was never logged. The keys that were: {keys}" for rule, name in unseen.items()),
+            *(
+                f"{rule}: failed and was off from then on; its traceback is in the log"
+                for rule in sorted(self._disabled)
+            ),
+        ]
 
     def _find_readers(self, layout: Layout) -> _Readers:
         """The rules that read these keys, and whether they make a log of training. Remembered, since a trainer logs the

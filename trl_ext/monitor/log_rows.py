@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trl_ext.monitor.metrics import METRICS, canonical_names
+from trl_ext.monitor.metrics import METRICS, canonical_name_beside
 
 # Keys that carry the step, the most telling first; `_step` counts the calls of wandb.log. ms-swift logs "5/100".
 STEP_KEYS = (
@@ -46,7 +46,7 @@ def log_rows(
         session = record.pop("session", None)
         session = session if type(session) is int else None
         if "nonfinite" in record:
-            record.update(dict.fromkeys(_names(record.pop("nonfinite")), math.nan))
+            record.update(_nonfinite(record.pop("nonfinite"), record.pop("infinite", None)))
         step, backwards = steps.of(record)
         if session is None:
             record = _without_missing(record)
@@ -57,7 +57,7 @@ def log_rows(
             del record[key]
         if session is not None:
             for name, key in _written_twice(tuple(record)):
-                if repr(record[name]) == repr(record[key]):  # NaN, too
+                if name in record and repr(record[name]) == repr(record[key]):  # NaN, too
                     del record[name]
         resumed = backwards if session is None else last_session is not None and session != last_session
         last_session = session
@@ -103,8 +103,11 @@ def session_ends(first_steps: Mapping[int, int]) -> dict[int, float]:
     }
 
 
-def _names(nonfinite: Any) -> list[str]:
-    return [name for name in nonfinite if isinstance(name, str)] if isinstance(nonfinite, list) else []
+def _nonfinite(names: Any, signs: Any) -> dict[str, float]:
+    """What `to_strict_json` wrote as `null`."""
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    signs = signs if isinstance(signs, dict) else {}
+    return {name: {1: math.inf, -1: -math.inf}.get(signs.get(name), math.nan) for name in names}
 
 
 def _without_missing(record: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +138,7 @@ def _number(text: str) -> float | str:
 def _written_twice(keys: tuple[str, ...]) -> list[tuple[str, str]]:
     """Our own file has each metric under its logged and its canonical name; the monitor has seen the first: (canonical,
     logged)."""
-    logged = tuple(key for key in keys if key not in METRICS)
-    pairs = zip(canonical_names(logged), logged, strict=True)
+    pairs = [(canonical_name_beside(key, keys), key) for key in keys if key not in METRICS]
     return [(name, key) for name, key in pairs if name in METRICS and name in keys]
 
 

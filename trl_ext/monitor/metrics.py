@@ -6,6 +6,7 @@ this table for readers, with units and trainers.
 """
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -189,6 +190,12 @@ def canonical_names(keys: tuple[str, ...]) -> tuple[str | None, ...]:
             names[loser] = None
             owner[name] = i if loser == other else other
     return tuple(names)
+
+
+def canonical_name_beside(key: str, keys: Iterable[str]) -> str:
+    """The canonical name of `key` in a log of `keys`, without asking whether another of them says it better."""
+    part = _split(key)
+    return part[0] + _name_beside(*part, frozenset(map(_split, keys)))
 
 
 def _split(key: str) -> tuple[str, str]:

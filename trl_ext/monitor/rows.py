@@ -121,5 +121,5 @@ def _scalar(value: Any) -> Any:
         return float(value) if isinstance(value, Real) else _UNUSABLE
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-    except (AttributeError, TypeError, ValueError, RuntimeError):
+    except Exception:  # whatever an object of the user raises
         return _UNUSABLE

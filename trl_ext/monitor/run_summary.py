@@ -50,7 +50,7 @@ class RunSummary:
 
     def load(self, state: dict[str, Any]) -> None:
         """From `to_dict`."""
-        self._logs, self._last_step = state["logs"], state["last_step"]
+        self._logs, self._last_step = int(state["logs"]), state["last_step"]
         self._metrics = {name: {k: math.nan if v is None else v for k, v in seen.items()}  # null: not finite
                          for name, seen in state["metrics"].items()}  # fmt: skip
         self._waiting = []

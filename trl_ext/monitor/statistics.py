@@ -189,6 +189,22 @@ class Start(Statistic):
             self.push(value)
 
 
+class First(Statistic):
+    """The first name that came."""
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+
+    def push(self, name: str) -> None:
+        self.first = self.first or name
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.first = state["first"]
+
+
 class Streak(Statistic):
     """How often in a row something held."""
 
@@ -219,7 +235,8 @@ class Share(Statistic):
 
     def push(self, share: float, full_before: int = 0) -> None:
         """One log that was not full, after `full_before` in a row that were."""
-        self._sum += finite(share) + full_before
+        share = min(max(finite(share), 0.0), 1.0)
+        self._sum += share + full_before
         self._count += 1 + full_before
         if share == 0 or share == 1:
             return

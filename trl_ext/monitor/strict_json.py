@@ -1,4 +1,4 @@
-"""Strict JSON: what is not finite becomes `null`, and a list `nonfinite` names it."""
+"""Strict JSON: what is not finite becomes `null`, a list `nonfinite` names it, and `infinite` tells it from NaN."""
 
 import json
 import math
@@ -10,21 +10,23 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 def to_strict_json(record: Mapping[str, Any]) -> str:
     """One line of strict JSON. `nonfinite`, when present, lists where a `null` stands for NaN or an infinity
-    (`"kl"`, or `"evidence.kl"` one level down)."""
+    (`"kl"`, or `"evidence.kl"` one level down); `infinite`, when present, has the sign (1 or -1) of the infinities
+    among them."""
     try:
         return _encode(record)
     except ValueError:
-        names: list[str] = []
-        clean = _clean(record, "", names)
-        return _encode({**clean, "nonfinite": sorted(names)})
+        found: dict[str, float] = {}
+        clean = _clean(record, "", found)
+        infinite = {name: int(math.copysign(1, value)) for name, value in found.items() if math.isinf(value)}
+        return _encode({**clean, "nonfinite": sorted(found), **({"infinite": infinite} if infinite else {})})
 
 
-def _clean(value: Any, path: str, names: list[str]) -> Any:
+def _clean(value: Any, path: str, found: dict[str, float]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _clean(item, f"{path}.{key}" if path else str(key), names) for key, item in value.items()}
+        return {key: _clean(item, f"{path}.{key}" if path else str(key), found) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item, f"{path}.{i}", names) for i, item in enumerate(value)]
+        return [_clean(item, f"{path}.{i}", found) for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        names.append(path)
+        found[path] = value
         return None
     return value

@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from trl_ext.errors import UserError
@@ -113,9 +114,24 @@ def test_a_function_sees_both_names_and_says_nothing_a_word_or_a_finding():
 
 
 def test_a_function_that_fails_is_switched_off_and_the_others_go_on(caplog):
-    engine = Engine(["kl_high"], custom_rules=[lambda metrics: metrics["absent"]])
+    engine = Engine(["kl_high"], custom_rules=[lambda metrics: 1 / 0])
     assert judge(engine, [50.0] * 4, key="objective/kl") == [(3, "kl_high", "error")]
     assert len(caplog.records) == 1
+    assert engine.finish() == ["<lambda>: failed and was off from then on; its traceback is in the log"]
+
+
+def test_a_function_says_nothing_of_a_log_without_its_metric(caplog):
+    engine = Engine([], custom_rules=[lambda metrics: metrics["loss"] > 5])
+    for step, logs in enumerate([{"eval_loss": 1.0}, {"loss": 1.0}, {"eval_loss": 1.0}, {"loss": 6.0}]):
+        engine.observe(step, logs)
+    assert [alert.opened for alert in engine.alerts] == [3]
+    assert engine.finish() == [] and not caplog.records
+
+
+def test_a_function_whose_metric_never_comes_is_named_at_the_end():
+    engine = Engine([], custom_rules=[lambda metrics: metrics["absent"] > 5])
+    assert judge(engine, [1.0], key="loss") == []
+    assert engine.finish() == ["<lambda>: 'absent' was never logged. The keys that were: loss"]
 
 
 def test_a_rule_instance_may_be_passed_as_well():
@@ -188,3 +204,16 @@ def test_a_metric_that_is_never_a_number_has_not_come():
     engine = watching(None)
     judge(engine, [None, "1.0", math.nan])
     assert len(engine.finish()) == 1
+
+
+@pytest.mark.parametrize(("said", "message"), [(np.bool_(True), "<lambda> holds"), (1, "<lambda> holds"), ("no", "no")])
+def test_what_a_function_says_is_judged_as_python_would(said, message):
+    engine = Engine([], custom_rules=[lambda m: said])
+    judge(engine, [1.0], key="loss")
+    assert [alert.message for alert in engine.alerts] == [message]
+
+
+@pytest.mark.parametrize("nothing", [None, False, np.bool_(False), 0, "", []])
+def test_a_function_that_says_nothing_finds_nothing(nothing):
+    engine = Engine([], custom_rules=[lambda m: nothing])
+    assert judge(engine, [1.0], key="loss") == []

@@ -81,3 +81,26 @@ def test_a_kl_that_hovers_at_the_band_is_one_alert():
     for step, value in enumerate([12.0] * 3 + [9.5] * 9 + [12.0] * 3 + [8.0] * 20 + [12.0] * 3):
         engine.observe(step, {"objective/kl": value})
     assert [(alert.opened, alert.closed) for alert in engine.alerts] == [(2, 24), (37, None)]
+
+
+def runaway(stretches, **changed):
+    """The verdict on three stretches of eight equal logs, and three logs more."""
+    engine = Engine(["kl_runaway"], {f"kl_runaway.{name}": value for name, value in changed.items()}, warmup_steps=0)
+    values = [level for level in stretches for _ in range(8)]
+    for step, value in enumerate([*values, values[-1], values[-1]]):
+        engine.observe(step, {"objective/kl": value})
+    return [str(alert.severity) for alert in engine.alerts]
+
+
+@pytest.mark.parametrize(
+    ("stretches", "named"),
+    [
+        ((10.0, 15.0, 25.0), ["error"]),  # rises of 5 and 10
+        ((10.0, 16.0, 22.0), []),  # a straight line
+        ((10.0, 10.5, 25.0), []),  # the first rise is the noise of a median
+        ((20.0, 25.0, 35.0), []),  # not doubled
+        ((2.0, 4.0, 8.0), []),  # below the band
+    ],
+)
+def test_a_runaway_accelerates_clearly_and_doubles_past_the_band(stretches, named):
+    assert runaway(stretches, logs=1) == named

@@ -1,6 +1,7 @@
 """The rules by name. A new rule: its class in the file of its family, its numbers in `thresholds.py`, its name here."""
 
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
+from trl_ext.monitor.rules.early_divergence import EarlyDivergence
 from trl_ext.monitor.rules.entropy import EntropyCollapse, EntropyExplosion
 from trl_ext.monitor.rules.first_step import FirstStepMismatch
 from trl_ext.monitor.rules.frozen import FrozenPolicy
@@ -13,6 +14,7 @@ from trl_ext.monitor.rules.loss_scale import LossScale
 from trl_ext.monitor.rules.numerics import NonfiniteMetric
 from trl_ext.monitor.rules.policy_ratio import ApproxKLSpike, ClipFractionHigh, RatioOutOfBand
 from trl_ext.monitor.rules.preference import (
+    IdenticalPairs,
     LabelsMasked,
     LikelihoodDisplacement,
     PreferenceChance,
@@ -24,6 +26,7 @@ from trl_ext.monitor.rules.resume import ResumeDiscontinuity
 from trl_ext.monitor.rules.reward import RewardDrop, RewardFlat, RewardFlatKLRising, RewardSaturated
 from trl_ext.monitor.rules.reward_components import ComponentDominance, DeadRewardComponent
 from trl_ext.monitor.rules.reward_hacking import RewardHackingSuspected
+from trl_ext.monitor.rules.reward_model import RewardModelScale
 from trl_ext.monitor.rules.sampling import SamplingMismatch
 from trl_ext.monitor.rules.setup import TokenizerSetup
 from trl_ext.monitor.rules.supervised import LossDivergence, LossFlat, NoSupervisedTokens, Overfitting
@@ -32,7 +35,7 @@ from trl_ext.monitor.rules.value_function import ValueExplainedVariance, ValueLo
 FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     "setup": (TokenizerSetup, FirstStepMismatch),
     "numerics": (NonfiniteMetric, LossScale),
-    "supervised": (NoSupervisedTokens, LossDivergence, Overfitting, LossFlat),
+    "supervised": (NoSupervisedTokens, EarlyDivergence, LossDivergence, Overfitting, LossFlat),
     "lengths": (AllTruncated, EosMissing, LengthCollapse),
     "groups": (ZeroSignal,),
     "kl": (KLRunaway, KLHigh, KLSpike, KLNegative),
@@ -40,9 +43,11 @@ FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     "entropy": (EntropyCollapse, EntropyExplosion),
     "preference": (
         LabelsMasked,
+        IdenticalPairs,
         PreferenceMagnitude,
         LikelihoodDisplacement,
         PreferenceNoMovement,
+        RewardModelScale,
         PreferenceChance,
     ),
     "frozen": (FrozenPolicy,),

@@ -11,7 +11,7 @@ from trl_ext.monitor.metrics import canonical_name
 from trl_ext.monitor.names import unknown_name
 from trl_ext.monitor.rows import LARGEST, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import Streak, Window
+from trl_ext.monitor.statistics import First, Streak, Window
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
@@ -111,28 +111,41 @@ class Comparison(NamedMetric):
 
 class Function(Rule):
     """A function of the user: takes the metrics of one log, under their logged and their canonical names; returns
-    `None` or `False` when all is well, a message or `True` (a warning), or a `Finding`.
+    nothing (`None`, `False`, an empty message) when all is well, a message or `True` (a warning), or a `Finding`.
 
-    It sees evaluations, too; what it found in a log of training is not over because it finds nothing in one of those.
+    It sees evaluations, too; where a metric is not in a log and the function raises `KeyError` for it, it says nothing
+    of that log. What it found in a log of training is not over because it finds nothing in one of those.
     """
 
-    def __init__(self, function: Callable[[Mapping[str, float]], str | bool | Finding | None]):
+    def __init__(self, function: Callable[[Mapping[str, float]], Any]):
         super().__init__({})
         self.name = getattr(function, "__name__", type(function).__name__)  # type: ignore[misc]
         self._function = function
+        self._ran, self._missing = Streak(), First()
         self._evaluation = False  # whether the latest finding was in one
 
     def check(self, row: Row) -> Finding | Verdict:
         numbers = {k: v for k, v in row.logged.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-        found = self._function({**numbers, **row.metrics})
+        try:
+            found = self._function({**numbers, **row.metrics})
+        except KeyError as error:
+            (missing,) = error.args if len(error.args) == 1 else (None,)
+            if not isinstance(missing, str) or missing in numbers or missing in row.metrics:
+                raise
+            self._missing.push(missing)  # as in a log of an evaluation
+            return Verdict.NO_DATA
+        self._ran.count = 1
         evaluation = any(name.startswith("eval/") for name in row.metrics)
-        if found is None or found is False:
+        if not isinstance(found, Finding) and not found:  # None, False, NumPy's False, an empty message
             return Verdict.HEALTHY if evaluation == self._evaluation else Verdict.NO_DATA
         self._evaluation = evaluation
         if isinstance(found, Finding):
             return found
-        message = f"{self.name} holds" if found is True else str(found)
+        message = found if isinstance(found, str) else f"{self.name} holds"
         return Finding(Severity.WARNING, self.name, float("nan"), message, f"This is your own rule {self.name!r}.")
+
+    def unseen(self) -> str | None:
+        return None if self._ran.count else self._missing.first
 
 
 def watched(watch: Mapping[str, Any], window: int) -> list[Rule]:

@@ -1,30 +1,15 @@
 """Training that changes nothing."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
 from trl_ext.monitor.rules.supervised import evaluation_losses
-from trl_ext.monitor.statistics import Constant, Largest, Statistic, Streak
+from trl_ext.monitor.statistics import Constant, First, Largest, Start, Streak
 
-
-class _First(Statistic):
-    """The first name that came."""
-
-    def __init__(self) -> None:
-        self.first: str | None = None
-
-    def push(self, name: str) -> None:
-        self.first = self.first or name
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"first": self.first}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.first = state["first"]
+_TRAINING = frozenset({"grad_norm", "kl_per_token", "kl_per_sequence", "rewards/margins", "approx_kl"})
 
 
 class FrozenPolicy(Rule):
@@ -32,7 +17,7 @@ class FrozenPolicy(Rule):
 
     Sees, any of: (1) grad_norm exactly 0 while the groups' rewards differ; (2) the KL to the reference exactly 0 log
     after log, although there are gradients and a learning rate; (3) DPO's margins exactly 0; (4) an evaluation loss
-    that is the same to the last digit three times.
+    that is the same to the last digit three times; (5) PPO's approximate KL of an update gone, where updates had one.
     Matters: the GPUs work, the curves are drawn, and nothing is learnt.
     Source: ms-swift#5890 (two logs); a public DPO log with 400 identical rows. Default: two logs in a row for (1),
     twenty where there have been gradients before or a loss (a task nearly solved has such stretches); ten for (3),
@@ -42,12 +27,13 @@ class FrozenPolicy(Rule):
     """
 
     name = "frozen_policy"
-    metrics = ("grad_norm", "kl_per_token", "kl_per_sequence", "rewards/margins", "eval/*")
+    metrics = (*sorted(_TRAINING), "eval/*")
     explained_by = (
         "nonfinite_metric",
         "zero_signal",
         "all_truncated",
         "preference_labels_masked",
+        "preference_identical",
         "no_supervised_tokens",
     )
 
@@ -55,20 +41,29 @@ class FrozenPolicy(Rule):
         super().__init__(limits, window)
         self._no_gradient, self._no_distance, self._no_margin = Streak(), Streak(), Streak()
         self._evaluation = Constant()
-        self._set = _First()
+        self._set = First()
         self._gradients = Largest()
+        self._updates, self._peak, self._no_update = Start(8), Largest(), Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         m = row.metrics
         if evaluations := evaluation_losses(row.layout):
             return self._evaluated(m.get(evaluations[0]), evaluations[0])
-        if m.get("learning_rate", 1.0) == 0:
+        if m.get("learning_rate", 1.0) == 0 or _TRAINING.isdisjoint(m):
             return Verdict.NO_DATA
+        if "approx_kl" in m and (logs := self._without_update(m)):
+            if logs < self.limits["update_logs"]:
+                return Verdict.NO_DATA
+            what = (
+                f"the approximate KL of an update is {m['approx_kl']:.1g} for {logs} logs, {self._updates.level:.2g} at"
+            )
+            return _finding("approx_kl", m["approx_kl"], what + " first, at a learning rate as before")
         unit, kl = kl_of(row)
         if m.get("grad_norm", 0.0) > 0 and "rewards/margins" not in m and (kl is None or abs(kl) > 1e-4):
             self._gradients.value = 1.0  # nearly always: something moves
             self._no_gradient.count = self._no_distance.count = 0
-            return Verdict.HEALTHY if self._no_margin.count == 0 else Verdict.NO_DATA
+            still = self._no_margin.count or self._evaluation.count >= self.limits["evaluations"]
+            return Verdict.NO_DATA if still else Verdict.HEALTHY
         limits = self.limits
         spread = m.get("reward_std", 0.0) > 0 and m.get("zero_std_fraction", 0.0) < 1
         if "grad_norm" in m:
@@ -95,11 +90,25 @@ class FrozenPolicy(Rule):
         moving = self._no_gradient.count == self._no_distance.count == self._no_margin.count == 0
         return Verdict.HEALTHY if moving else Verdict.NO_DATA
 
+    def _without_update(self, m: Mapping[str, float]) -> int:
+        """How many logs in a row have had no update, at a learning rate that is no tail of a schedule."""
+        size, rate = abs(m["approx_kl"]), m.get("learning_rate", 0.0)
+        self._peak.push(rate)
+        usual = self._updates.level
+        if usual is None:
+            if size > 0:
+                self._updates.push(size)
+            return 0
+        gone = size <= self.limits["update_share"] * usual
+        if gone and rate < self.limits["rate_share"] * self._peak.value:
+            return self._no_update.count  # cannot tell
+        return self._no_update.push(gone)
+
     def _evaluated(self, loss: float | None, name: str) -> Finding | Verdict:
         """Only the first evaluation set is followed; where several are logged, each has a log of its own."""
         self._set.push(name)
-        if loss is None or name != self._set.first:
-            return Verdict.NO_DATA
+        if loss is None or name != self._set.first or abs(loss) < self.limits["loss"]:
+            return Verdict.NO_DATA  # as a group's policy loss is: 0 before rounding
         times = self._evaluation.push(loss)
         if times < self.limits["evaluations"]:
             return Verdict.NO_DATA

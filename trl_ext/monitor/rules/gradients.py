@@ -25,8 +25,8 @@ class GradNormSpike(Rule):
     """The gradient of a log is far outside what the run has shown, several times within a short while.
 
     Sees: the logarithm of grad_norm (heavy-tailed in every run) against the median and scale of its window. One spike
-    is weather, so only the third within a window's eighth counts; a single one of a thousand times the median counts
-    too.
+    is weather, so only the third within a window's eighth counts, or the fourth of a hundred times the median within a
+    half; a single one of a thousand times the median counts too.
     Matters: clipping (max_grad_norm) hides the size but keeps the direction, which is that of a few odd samples.
     Source: public logs; a healthy DPO run has single values of 25 times its median. Default: 30 times the median and 6
     robust standard deviations: warning. With a KL past its band a third of that, and once, is enough.
@@ -36,13 +36,21 @@ class GradNormSpike(Rule):
     patient = True
     metrics = ("grad_norm",)
     statistical = True
-    explained_by = ("nonfinite_metric", "grad_norm_trend", "loss_divergence", "all_truncated", "zero_signal")
+    explained_by = (
+        "nonfinite_metric",
+        "grad_norm_trend",
+        "loss_divergence",
+        "early_divergence",
+        "all_truncated",
+        "zero_signal",
+    )
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._logs = Window(window)
         self._span = max(8, window // 8)
-        self._hits = Recent(self._span)  # counts of logs
+        self._longer_span = window // 2
+        self._hits, self._large = Recent(self._span), Recent(int(limits["large_hits"]))  # counts of logs
         self._logs_seen = Streak()
         self._least = math.log(limits["times"] / EASIER)
 
@@ -60,24 +68,29 @@ class GradNormSpike(Rule):
                 z = (log - usual) / max(MAD_TO_SIGMA * self._logs.mad(), SMALLEST_SCALE)
         self._logs.push(log)
         if z <= self.limits["min_z"] / easier:
-            return Verdict.NO_DATA if self._hits_within() else Verdict.HEALTHY
+            return Verdict.NO_DATA if self._within(self._hits, self._span) else Verdict.HEALTHY
         self._hits.push(self._logs_seen.count)
-        hits = self._hits_within()
-        if log - usual <= math.log(self.limits["times_at_once"]) and hits < self.limits["hits"] / easier:
+        hits, span = self._within(self._hits, self._span), self._span
+        if log - usual > math.log(self.limits["large_times"]):
+            self._large.push(self._logs_seen.count)
+        large = self._within(self._large, self._longer_span)
+        if large >= self.limits["large_hits"] and hits < self.limits["hits"]:
+            hits, span = large, self._longer_span
+        elif log - usual <= math.log(self.limits["times_at_once"]) and hits < self.limits["hits"] / easier:
             return Verdict.NO_DATA
         return Finding(
             Severity.WARNING, "grad_norm", value,
             f"grad_norm is {value:.3g}, {math.exp(log - usual):.3g} times its median ({math.exp(usual):.3g}); "
-            f"{hits} such spikes in the last {self._span} logs",
+            f"{hits} such spikes in the last {span} logs",
             "1. Odd samples: look at the batch of this step (empty, very long or duplicated text). 2. learning_rate "
             "is too high, or the warm-up too short (warmup_steps). 3. Lower max_grad_norm to bound the damage.",
             {"median": math.exp(usual)},
         )  # fmt: skip
 
-    def _hits_within(self) -> int:
-        if not len(self._hits):
+    def _within(self, hits: Recent, span: int) -> int:
+        if not len(hits):
             return 0
-        return sum(count > self._logs_seen.count - self._span for count in self._hits.values())
+        return sum(count > self._logs_seen.count - span for count in hits.values())
 
 
 class GradNormTrend(Rule):
@@ -94,7 +107,7 @@ class GradNormTrend(Rule):
     patient = True
     metrics = ("grad_norm",)
     statistical = True
-    explained_by = ("nonfinite_metric", "loss_divergence", "all_truncated", "zero_signal")
+    explained_by = ("nonfinite_metric", "loss_divergence", "early_divergence", "all_truncated", "zero_signal")
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)

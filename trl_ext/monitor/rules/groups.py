@@ -32,10 +32,10 @@ class ZeroSignal(Rule):
 
     def check(self, row: Row) -> Finding | Verdict:
         fraction, metric = row.metrics.get("zero_std_fraction"), "zero_std_fraction"
-        if fraction is None:
-            std = row.metrics.get("reward_std")
-            if std is None:
-                return Verdict.NO_DATA
+        std = row.metrics.get("reward_std")
+        if fraction is None and std is None:
+            return Verdict.NO_DATA
+        if fraction is None or std == 0:  # RLOO's fraction counts the KL penalty as a part of the reward
             fraction, metric = float(std == 0), "reward_std"
         before = self._all.count
         streak = self._all.push(fraction >= self.limits["error"])

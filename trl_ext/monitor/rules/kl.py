@@ -98,7 +98,7 @@ class KLSpike(Rule):
             return Verdict.HEALTHY
         usual = self._history.median()
         far = value > self.limits["times"] * usual
-        z = self._history.robust_z(value, 0.05 * abs(usual)) if far else 0.0
+        z = self._history.robust_z(value) if far else 0.0
         self._history.push(value)
         if z < self.limits["min_z"]:
             return Verdict.HEALTHY
@@ -147,9 +147,10 @@ class KLRunaway(Rule):
             self._streak.push(False)
             return Verdict.HEALTHY
         first, second, third = self._recent.stretches(3)
-        noise = 0.1 * abs(second)
-        faster = third - second > 1.2 * (second - first) and second - first > noise
-        if self._streak.push(faster and third > self.limits["times"] * max(first, 0.0)) < self.limits["logs"]:
+        limits = self.limits
+        clear = second - first > limits["noise"] * abs(second)
+        faster = clear and third - second > limits["acceleration"] * (second - first)
+        if self._streak.push(faster and third > limits["times"] * max(first, 0.0)) < limits["logs"]:
             return Verdict.HEALTHY
         return Finding(
             Severity.ERROR, f"kl_per_{unit}", value,

@@ -29,9 +29,11 @@ class LRScheduleDrift(Rule):
     """The logged learning rate is not the one of the schedule that was asked for.
 
     Sees: `learning_rate` against the formula, with the options of the trainer as facts; quiet without them, and for
-    schedules other than linear, cosine and constant. One step early or late is the same.
+    schedules other than linear, cosine and constant. One step early or late is the same. In any log, a learning rate
+    that leaps to 20 times the largest before.
     Matters: a scheduler that is stepped once a process (or a mini-batch) decays many times too fast, one that is not
-    restored starts over; both look like a reward that stops rising.
+    restored starts over; both look like a reward that stops rising. A leap is a wrong option at a resume, or two
+    schedulers.
     Source: Transformers' `get_scheduler`. Default: off by a tenth of the peak for three logs a warning, by half an
     error.
     """
@@ -44,11 +46,21 @@ class LRScheduleDrift(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+        self._largest, self._logs = Largest(), Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         value, kind = row.metrics.get("learning_rate"), self.facts.get("lr_scheduler_type")
-        if value is None or kind not in DECAYS:
+        if value is None:
             return Verdict.NO_DATA
+        largest = self._largest.value
+        if value > largest:
+            if self._logs.count >= self.limits["leap_after"] and value > self.limits["leap"] * largest:
+                return self._leaped(value, largest)
+            self._largest.value = value
+        if value > 0:
+            self._logs.count += 1
+        if kind not in DECAYS:
+            return Verdict.HEALTHY
         peak, warmup, steps = (self.facts.get(fact) for fact in ("learning_rate", "warmup_steps", "max_steps"))
         if peak is None or warmup is None or steps is None:
             return Verdict.NO_DATA
@@ -70,6 +82,15 @@ class LRScheduleDrift(Rule):
             "Accelerate prepare it. 2. It was not restored on resume. 3. max_steps or num_train_epochs is not what "
             "you think. Own schedulers: rules without lr_schedule_drift.",
             {"scheduled": around[1]},
+        )  # fmt: skip
+
+    def _leaped(self, value: float, largest: float) -> Finding:
+        return Finding(
+            Severity.ERROR, "learning_rate", value,
+            f"learning rate is {value:.3g}, {value / largest:.3g} times the largest of the run so far ({largest:.3g})",
+            "1. The run was resumed, or its YAML file edited, with another learning_rate. 2. Two schedulers step one "
+            "optimizer. 3. A callback sets it. Go back to the checkpoint before the leap.",
+            {"largest": largest},
         )  # fmt: skip
 
 

@@ -14,12 +14,14 @@ SEVERITIES = (Severity.WARNING, Severity.ERROR)
 class AllTruncated(Rule):
     """Practically every completion runs into the length limit.
 
-    Sees: `completions/clipped_ratio`; in logs of older trainers, a mean length that is exactly the same whole number in
-    ten logs, and is the limit where that is known (an error after 25).
+    Sees: `completions/clipped_ratio`, near 1 or risen from few to most in the mean of 16 logs; in logs of older
+    trainers, a mean length that is exactly the same whole number in ten logs, and is the limit where that is known (an
+    error after 25).
     Matters: a truncated answer is scored for what it lacks; often all score alike, and no end is ever learnt.
-    Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs, or as
-    many as chance cannot explain where a log has few completions, is a warning; eight are an error, since some models
-    begin there and learn to be brief; an error at once in a first log that says that no group has a spread.
+    Source: autocontext PR #1067, two public GRPO logs. Default: 95% for three logs, or as many as chance cannot explain
+    where a log has few completions, is a warning; eight are an error, since some models begin there and learn to be
+    brief; an error at once in a first log that says that no group has a spread. A mean above 70% is a warning in a run
+    that began below 30%.
     """
 
     name = "all_truncated"
@@ -31,6 +33,7 @@ class AllTruncated(Rule):
         self._full, self._same = Streak(), Constant()
         self._logs = Streak()
         self._usual = Share(at_least=4)  # a group has at least two completions, nearly always four or more
+        self._start, self._recent = Start(8), Recent(16)
 
     def check(self, row: Row) -> Finding | Verdict:
         m = row.metrics
@@ -38,10 +41,12 @@ class AllTruncated(Rule):
         if share is not None:
             before = self._full.count
             logs = self._full.push(share >= self.limits["share"])
+            self._start.push(share)
+            self._recent.push(share)
             if logs == 0:
                 self._usual.push(share, before)
                 self._logs.count += 1
-                return Verdict.HEALTHY
+                return self._risen(share)
             first = self._logs.push(True) == logs  # nothing else has been seen yet
             no_spread = m.get("zero_std_fraction") == 1 or m.get("reward_std") == 0
             at_once = first and share == 1 and no_spread and m.get("grad_norm") == 0
@@ -61,12 +66,26 @@ class AllTruncated(Rule):
         else:
             return Verdict.NO_DATA
         at = f" at {length:g} tokens on average" if length is not None and share is not None else ""
-        return Finding(
-            severity, metric, value, f"{what}{at} for {logs} logs in a row: they run into the length limit",
-            "1. max_completion_length (response_length for PPO) is too small for this model: raise it. 2. The model "
-            "never ends: check eos_token against the chat template, and generation_config.eos_token_id. 3. The prompt "
-            "asks for more than fits. Meanwhile mask_truncated_completions=True keeps them out of the loss.",
-        )  # fmt: skip
+        return _truncated(severity, metric, value, f"{what}{at} for {logs} logs in a row")
+
+    def _risen(self, share: float) -> Finding | Verdict:
+        start = self._start.level
+        if start is None or start > self.limits["few"] or share <= self.limits["few"]:
+            return Verdict.HEALTHY
+        mean = self._recent.mean()
+        if mean <= self.limits["most"] or len(self._recent) < self._recent.size:
+            return Verdict.HEALTHY if mean < 0.5 else Verdict.NO_DATA
+        what = f"{mean:.0%} of the completions of the last {self._recent.size} logs are cut off, {start:.0%} at first"
+        return _truncated(Severity.WARNING, "truncated_fraction", share, what)
+
+
+def _truncated(severity: Severity, metric: str, value: float, what: str) -> Finding:
+    return Finding(
+        severity, metric, value, f"{what}: they run into the length limit",
+        "1. max_completion_length (response_length for PPO) is too small for this model: raise it. 2. The model "
+        "never ends: check eos_token against the chat template, and generation_config.eos_token_id. 3. The prompt "
+        "asks for more than fits. Meanwhile mask_truncated_completions=True keeps them out of the loss.",
+    )  # fmt: skip
 
 
 class EosMissing(Rule):

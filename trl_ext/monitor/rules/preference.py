@@ -7,11 +7,11 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.warmup import AfterWarmup
-from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Window
+from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Start, Streak, Window
 
 LN2 = math.log(2)
 _OTHER_LOSSES = frozenset({"nll_loss", "log_odds_ratio", "log_odds_chosen", "kl_kto"})
-_CAUSES = ("nonfinite_metric", "preference_labels_masked")
+_CAUSES = ("nonfinite_metric", "preference_labels_masked", "preference_identical")
 
 
 class LabelsMasked(Rule):
@@ -40,13 +40,51 @@ class LabelsMasked(Rule):
         )  # fmt: skip
 
 
+class IdenticalPairs(Rule):
+    """Chosen and rejected are the same to the model, to the last digit.
+
+    Sees: equal `logps/chosen` and `logps/rejected`, or a reward model's margin of exactly 0, three logs in a row.
+    Matters: there is no difference to learn from, and the loss stays at ln 2.
+    Source: pairs cut to the same text here; a batch of different texts never ties. Default: an error.
+    """
+
+    name = "preference_identical"
+    metrics = ("logps/chosen", "margin")
+    explained_by = ("nonfinite_metric", "preference_labels_masked")
+
+    def __init__(self, limits: Mapping[str, float], window: int = 64):
+        super().__init__(limits, window)
+        self._same = Streak()
+
+    def check(self, row: Row) -> Finding | Verdict:
+        m = row.metrics
+        chosen = m.get("logps/chosen")
+        if chosen is not None:
+            same, what = chosen != 0 and chosen == m.get("logps/rejected"), "log-probability"
+        elif "mean_reward" in m and "margin" in m:
+            same, what = m["margin"] == 0, "score"
+        else:
+            return Verdict.NO_DATA
+        if self._same.push(same) < self.limits["logs"]:
+            return Verdict.NO_DATA if same else Verdict.HEALTHY
+        return Finding(
+            Severity.ERROR, "margin" if chosen is None else "logps/chosen", 0.0 if chosen is None else chosen,
+            f"chosen and rejected have exactly the same {what} for {self._same.count} logs: nothing differs",
+            "1. The columns hold the same text, or are cut to the same by max_length: read one tokenized pair. 2. The "
+            "difference is masked out of the loss (the prompt instead of the answer). 3. A reward model reads the "
+            "score at a padding token: set pad_token_id in the model's config.",
+        )  # fmt: skip
+
+
 class LikelihoodDisplacement(Rule):
     """The likelihood of the chosen answers falls as well, only more slowly.
 
-    Sees: `rewards/chosen` below -1, and the margin still positive, two logs in a row.
-    Matters: probability goes to answers that nobody chose.
+    Sees: `rewards/chosen` below -1, and the margin still positive, two logs in a row; worse, their log-probability a
+    multiple of what it was in the first log, four logs in a row.
+    Matters: probability goes to answers that nobody chose; at several times the log-probability no text of use is left.
     Source: arXiv 2410.08847; eric-mitchell/direct-preference-optimization#36. Default: an `info`, since it is common in
-    DPO and often harmless; never an error on the sign alone.
+    DPO and often harmless, never an error on the sign alone; at three times the first log-probability a warning, at six
+    an error.
     """
 
     name = "preference_displacement"
@@ -55,15 +93,36 @@ class LikelihoodDisplacement(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._levels = Levels({Severity.INFO: limits["logs"]})
+        worse = dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["worse_logs"])
+        self._levels = Levels({Severity.INFO: limits["logs"], **worse})
+        self._first = Start(1)
 
     def check(self, row: Row) -> Finding | Verdict:
         chosen, margin = row.metrics.get("rewards/chosen"), row.metrics.get("rewards/margins")
         if chosen is None or margin is None:
             return Verdict.NO_DATA
-        verdict = self._levels.push(chosen < -self.limits["reward"] and margin > 0)
+        log_probability = row.metrics.get("logps/chosen", 0.0)
+        if self._first.level is None:
+            self._first.push(log_probability)
+        first = self._first.level or -math.inf  # 0: no token counts, or it is not logged
+        low, limits = chosen < -self.limits["reward"], self.limits
+        verdict = self._levels.push(
+            low and margin > 0,
+            low and log_probability < limits["warning_times"] * first,
+            low and log_probability < limits["error_times"] * first,
+        )
         if isinstance(verdict, Verdict):
             return verdict
+        if verdict is not Severity.INFO:
+            return Finding(
+                verdict, "logps/chosen", log_probability,
+                f"the chosen answers have become improbable: log-probability {log_probability:.4g}, {first:.4g} in the "
+                f"first log (implicit reward {chosen:.3g}, margin {margin:+.3g})",
+                "1. learning_rate is too high: DPO wants 5e-7 to 5e-6 for full weights, 1e-5 to 5e-5 for LoRA; start "
+                "again from the model. 2. Add the likelihood of the chosen to the loss: loss_type=['sigmoid', 'sft']. "
+                "3. Raise beta. Read generated answers before you keep this model.",
+                {"margin": margin, "first": first},
+            )  # fmt: skip
         return Finding(
             verdict, "rewards/chosen", chosen,
             f"chosen answers lose likelihood, too: implicit reward {chosen:.3g}, margin {margin:+.3g}",
@@ -75,10 +134,11 @@ class LikelihoodDisplacement(Rule):
 
 
 class PreferenceMagnitude(Rule):
-    """The implicit rewards have moved, and the loss is worse than that of an untouched policy.
+    """The implicit rewards have moved, and the loss is worse than that of an untouched policy; or there is none left.
 
-    Sees, either: (1) over five logs a median of |rewards| above 3 and a mean loss above ln 2; (2) over ten logs a
-    median above 0.3, a mean loss 15% above ln 2 and an accuracy below 0.6. Losses that are not DPO's (ORPO, CPO,
+    Sees, any of: (1) over five logs a median of |rewards| above 3 and a mean loss above ln 2; (2) over ten logs a
+    median above 0.3, a mean loss 15% above ln 2 and an accuracy below 0.6; (3) over ten logs a median margin above 20,
+    where the loss is 0 to every digit and nothing holds the policy any more. Losses that are not DPO's (ORPO, CPO,
     several added up) are left alone: they log an `nll_loss` or odds, or lie above 3 ln 2 with small rewards.
     Matters: the policy is not where its reference is, and wrong on many pairs: updates too large, or another reference.
     Source: trl#1236 (rewards of 5 to 14, loss between 0 and 2.5); public logs that begin at a loss of 0.84 to 0.96.
@@ -94,6 +154,7 @@ class PreferenceMagnitude(Rule):
         logs, longer = int(limits["logs"]), int(limits["mismatch_logs"])
         self._losses, self._sizes = Window(logs), Window(logs)
         self._more_losses, self._more_sizes, self._accuracies = Recent(longer), Recent(longer), Recent(longer)
+        self._margins = Recent(longer)
 
     def check(self, row: Row) -> Finding | Verdict:
         m = row.metrics
@@ -102,7 +163,7 @@ class PreferenceMagnitude(Rule):
         size = max(abs(m["rewards/chosen"]), abs(m["rewards/rejected"]))
         for statistic, value in (
             (self._losses, m["loss"]), (self._more_losses, m["loss"]), (self._sizes, size), (self._more_sizes, size),
-            (self._accuracies, m.get("rewards/accuracies", 0.0)),
+            (self._accuracies, m.get("rewards/accuracies", 0.0)), (self._margins, m.get("rewards/margins", 0.0)),
         ):  # fmt: skip
             statistic.push(value)
         if len(self._sizes) < self._sizes.size:
@@ -113,6 +174,9 @@ class PreferenceMagnitude(Rule):
             return self._finding(Severity.ERROR if error else Severity.WARNING, m, size, loss, len(self._sizes))
         if len(self._more_sizes) < self._more_sizes.size:
             return Verdict.HEALTHY
+        margin = self._margins.median()
+        if margin > self.limits["margin"]:
+            return self._nothing_left(m, margin)
         size, loss = self._more_sizes.median(), self._more_losses.mean()
         worse = self.limits["mismatch_loss"] * LN2 < loss < 3 * LN2
         if (
@@ -122,6 +186,17 @@ class PreferenceMagnitude(Rule):
         ):
             return self._finding(Severity.WARNING, m, size, loss, len(self._more_sizes))
         return Verdict.HEALTHY
+
+    def _nothing_left(self, m: Mapping[str, float], margin: float) -> Finding:
+        return Finding(
+            Severity.WARNING, "rewards/margins", m["rewards/margins"],
+            f"the margin is {margin:.3g} (median of {len(self._margins)} logs): the loss is {m['loss']:.2g}, all pairs "
+            "are told apart for certain, and the policy only moves further from its reference",
+            "Stop here, or earlier: evaluate an earlier checkpoint. 1. learning_rate is too high or num_train_epochs "
+            "too many: DPO wants 5e-7 to 5e-6 for full weights, 1e-5 to 5e-5 for LoRA. 2. The pairs are too easy "
+            "(length or format tells them apart). 3. Raise beta.",
+            {"margin": margin},
+        )  # fmt: skip
 
     def _finding(self, severity: Severity, m: Mapping[str, float], size: float, loss: float, logs: int) -> Finding:
         spread = self._losses.quantile(1) - self._losses.quantile(0)
@@ -185,7 +260,8 @@ class PreferenceNoMovement(Rule):
 class PreferenceChance(Rule):
     """The accuracy stays at chance although the policy has moved.
 
-    Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) within 4% of one half: over the last
+    Sees: the mean of `rewards/accuracies` (or of a reward model's `accuracy`) within 4% of one half, or below that
+    where there is no other loss that could pull it there (ORPO, CPO): over the last
     `window` logs, after 100 logs past the warm-up; or over the last 20 when it had been clearly above before. Quiet
     where a log has so few pairs that such a mean is uncertain by more than 4% itself, and while it rises. A reward
     model whose mean loss over 40 logs past the warm-up is still within 3% of ln 2 is an `info`.
@@ -196,7 +272,14 @@ class PreferenceChance(Rule):
     name = "preference_chance"
     patient = True
     metrics = ("rewards/accuracies", "accuracy")
-    explained_by = (*_CAUSES, "preference_magnitude", "preference_no_movement", "frozen_policy", "overfitting")
+    explained_by = (
+        *_CAUSES,
+        "preference_magnitude",
+        "preference_no_movement",
+        "reward_model_scale",
+        "frozen_policy",
+        "overfitting",
+    )
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
@@ -227,17 +310,23 @@ class PreferenceChance(Rule):
         lost = self._best.value > 0.5 + self.limits["lost_distance"]
         if not lost and logs < self.limits["logs"]:
             return Verdict.NO_DATA
-        mean, count = (latest, len(self._latest)) if lost else (self._recent.mean(), len(self._recent))
-        if self._noise.value / math.sqrt(count) > self.limits["error_of_mean"]:
+        mean, count, error = self._recent.mean(), len(self._recent), self.limits["error_of_mean"]
+        if lost:
+            error = self.limits["lost_error"]
+            if self._noise.value / math.sqrt(self._latest.size) <= error:
+                mean, count = latest, len(self._latest)
+        if self._noise.value / math.sqrt(count) > error:
             return Verdict.NO_DATA  # a few pairs a log: chance and skill look alike
-        if abs(mean - 0.5) > self.limits["distance"]:
+        below = mean < 0.5 - self.limits["distance"]
+        if mean > 0.5 + self.limits["distance"] or (below and not _OTHER_LOSSES.isdisjoint(row.metrics)):
             return Verdict.HEALTHY
         if not lost and (coin is False or self._blocks.trend()[1] > self.limits["min_z"]):
             return Verdict.NO_DATA  # slowly, but it learns
         before = f", after {self._best.value:.3f} at its best" if lost else ""
         return Finding(
             Severity.WARNING, metric, value,
-            f"accuracy is at chance: {mean:.3f} on average over the last {count} logs{before}",
+            f"accuracy is {'below' if below else 'at'} chance: {mean:.3f} on average over the last {count} logs"
+            f"{before}",
             "1. The labels: read twenty pairs and decide yourself which is better. 2. Chosen and rejected are swapped "
             "in a part of the data. 3. Exact ties count as wrong: are answers cut to the same text by max_length?",
             {"mean": mean},

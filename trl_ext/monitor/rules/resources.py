@@ -1,15 +1,59 @@
 """Memory and time."""
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.reward_components import Functions
-from trl_ext.monitor.statistics import Blocks, Recent, Start
+from trl_ext.monitor.statistics import Blocks, Recent, Start, Statistic, finite
 
+BLOCK = 4  # logs
 MEMORY = {"system/rss_mb": "MB", "system/gpu_memory_mb": "MB", "memory_gb": "GB"}
+
+
+class _Climb(Statistic):
+    """Means of four logs that rise to a new maximum each time: how often in a row, and from where."""
+
+    def __init__(self) -> None:
+        self._sum, self._count, self.blocks = 0.0, 0, 0
+        self._highest = -math.inf
+        self.rises, self.base, self.quiet = 0, 0.0, 0  # quiet: means since the last maximum
+
+    def push(self, value: float) -> bool:
+        """Whether a mean is new."""
+        self._sum += finite(value)
+        self._count += 1
+        if self._count < BLOCK:
+            return False
+        mean = self._sum / BLOCK
+        self._sum, self._count = 0.0, 0
+        self.blocks += 1
+        if mean > self._highest:
+            if self.rises == 0:
+                self.base = max(self._highest, 0.0)
+            self._highest, self.rises, self.quiet = mean, self.rises + 1, 0
+        else:
+            self.rises, self.quiet = 0, self.quiet + 1
+        return True
+
+    @property
+    def growth(self) -> float:
+        """Since the first of these rises, as a share of the maximum before it."""
+        return self._highest / self.base - 1 if self.rises and self.base > 0 else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self._sum, "count": self._count, "blocks": self.blocks, "rises": self.rises,
+                "base": self.base, "quiet": self.quiet,
+                "highest": None if self._highest == -math.inf else self._highest}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sum, self._count, self.blocks = finite(state["sum"]), int(state["count"]), int(state["blocks"])
+        self.rises, self.base, self.quiet = int(state["rises"]), finite(state["base"]), int(state["quiet"])
+        self._highest = -math.inf if state["highest"] is None else state["highest"]
 
 
 class MemoryGrowth(Rule):
@@ -17,7 +61,8 @@ class MemoryGrowth(Rule):
 
     Sees: the memory of the process and of the GPU over the whole run, in blocks; the first quarter of them, in which
     caches fill, is left out. Rising in nine of ten blocks, by 2% in all, or by 10% for the process, whose files in
-    memory count as well.
+    memory count as well. A leak that begins later: means of four logs that rise to a new maximum seven times in a row,
+    by 5%.
     Matters: the run ends at night, out of memory.
     Source: unsloth#2470: 36.0 to 39.9 GB in 650 steps. Default: a warning after 128 logs.
     """
@@ -29,19 +74,30 @@ class MemoryGrowth(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._blocks = Functions(Blocks)
+        self._blocks, self._climbs = Functions(Blocks), Functions(_Climb)
 
     def check(self, row: Row) -> Finding | Verdict:
+        calm = False
         for metric in MEMORY:
             if metric in row.metrics:
-                blocks = self._blocks.get(metric)
+                value, blocks, climb = row.metrics[metric], self._blocks.get(metric), self._climbs.get(metric)
                 before = len(blocks)
-                blocks.push(row.metrics[metric])
-                if len(blocks) > before and len(blocks) >= self.limits["logs"]:
-                    found = self._judge(metric, row, blocks)
+                blocks.push(value)
+                new = climb.push(value)
+                if (new or len(blocks) > before) and climb.blocks * BLOCK >= self.limits["logs"]:
+                    found = self._leak(metric, row, climb) if new else None
+                    if found is None and len(blocks) > before:
+                        found = self._judge(metric, row, blocks)
                     if found is not None:
                         return found
-        return Verdict.NO_DATA
+                    calm = climb.quiet >= self.limits["quiet_blocks"]
+        return Verdict.HEALTHY if calm else Verdict.NO_DATA
+
+    def _leak(self, metric: str, row: Row, climb: _Climb) -> Finding | None:
+        if climb.rises < self.limits["leak_blocks"] or climb.growth < self.limits["leak_growth"]:
+            return None
+        pace = climb.base * climb.growth / (BLOCK * climb.rises)
+        return _grows(metric, row, climb.base, climb.base * (1 + climb.growth), climb.growth, pace)
 
     def _judge(self, metric: str, row: Row, blocks: Blocks) -> Finding | None:
         means = blocks.means[len(blocks.means) // 4 :]
@@ -52,16 +108,20 @@ class MemoryGrowth(Rule):
         ) < self.limits["rising_share"] * len(rises):
             return None
         pace = (means[-1] - means[0]) / (blocks.length * (len(means) - 1))
-        return Finding(
-            Severity.WARNING, metric, row.metrics[metric],
-            f"memory grows steadily: {means[0]:.4g} to {means[-1]:.4g} {MEMORY[metric]}, about {pace:.2g} "
-            f"{MEMORY[metric]} a log",
-            "1. Something keeps tensors: a list of losses or completions in a reward function or callback (use "
-            ".item(), detach). 2. Lengths grow, and the allocator fragments: "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. 3. A data loader with workers copies what it reads: "
-            "dataloader_num_workers=0 to test.",
-            {"growth": growth, "per_log": pace},
-        )  # fmt: skip
+        return _grows(metric, row, means[0], means[-1], growth, pace)
+
+
+def _grows(metric: str, row: Row, before: float, now: float, growth: float, pace: float) -> Finding:
+    unit = MEMORY[metric]
+    return Finding(
+        Severity.WARNING, metric, row.metrics[metric],
+        f"memory grows steadily: {before:.4g} to {now:.4g} {unit}, about {pace:.2g} {unit} a log",
+        "1. Something keeps tensors: a list of losses or completions in a reward function or callback (use .item(), "
+        "detach). 2. Lengths grow, and the allocator fragments: "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. 3. A data loader with workers copies what it reads: "
+        "dataloader_num_workers=0 to test.",
+        {"growth": growth, "per_log": pace},
+    )  # fmt: skip
 
 
 class StepTimeDrift(Rule):
@@ -87,10 +147,10 @@ class StepTimeDrift(Rule):
 
     def check(self, row: Row) -> Finding | Verdict:
         seconds = row.metrics.get("step_time")
-        if seconds is None or seconds <= 0:
+        if seconds is None or seconds < self.limits["smallest"]:
             return Verdict.NO_DATA
         length = row.metrics.get("completion_length_max", row.metrics.get("completion_length", 0.0))
-        cost = seconds / length if length > 0 else seconds
+        cost = seconds / length if length >= 1 else seconds
         if self._start.level is None:
             self._start.push(cost)
             self._seconds_start.push(seconds)

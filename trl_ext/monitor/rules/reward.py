@@ -17,9 +17,10 @@ SHORT, MIDDLE, LONG = SIZES  # logs whose means are compared
 class RewardDrop(Rule):
     """The reward has lost most of what it had gained, or more than that.
 
-    Sees: the mean of the last sixteen logs against the highest such mean of the run, in units of the noise of one log.
+    Sees: the mean of the last sixteen logs against the highest such mean of the run, in units of the noise of one log
+    and of the changes between such means, in which a reward that wobbles over many logs shows.
     Two conditions: the drop is far outside the noise, and it is at least half of the gain since the start, so that a
-    run that gives a little back is left alone.
+    run that gives a little back is left alone. A reward that has come back and falls as far again is told once.
     Matters: a policy rarely finds its way back; the checkpoint of the peak is the one to keep.
     Source: no published range, so a change point against the run's own noise. Default: 2.5 standard deviations of a log
     for means of sixteen (their own noise is a quarter of one), 3 for means of eight or 1.7 for means of 32, for three
@@ -35,7 +36,9 @@ class RewardDrop(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._peak, self._longer_peak = Largest(-math.inf), Largest(-math.inf)
+        self._wobble = Largest()  # as it was at the peak or first known since, for the drop itself is none
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
+        self._deepest, self._told, self._calm = Largest(), Largest(), Streak()  # drops
 
     def check(self, row: Row) -> Finding | Verdict:
         value = row.metrics.get("reward")
@@ -46,21 +49,30 @@ class RewardDrop(Rule):
         if start is None or len(series.latest) < MIDDLE:
             return Verdict.NO_DATA
         short, middle, noise, limits = series.mean(SHORT), series.mean(MIDDLE), series.noise, self.limits
-        self._peak.push(middle)
+        if middle > self._peak.value:
+            self._peak.value, self._wobble.value = middle, series.wobble
+        elif not self._wobble.value:
+            self._wobble.value = series.wobble
+        least = limits["wobbles"] * self._wobble.value
         peak, drop = self._peak.value, None
-        if peak - short > limits["shorter_deviations"] * noise:
-            drop = self._drop(series, SHORT, peak)
-        if drop is None and peak - middle > limits["deviations"] * noise:
-            drop = self._drop(series, MIDDLE, peak)
+        if peak - short > max(limits["shorter_deviations"] * noise, least):
+            drop = self._drop(series, SHORT, peak, least)
+        if drop is None and peak - middle > max(limits["deviations"] * noise, least):
+            drop = self._drop(series, MIDDLE, peak, least)
         if len(series.latest) == LONG:
             longer = series.mean(LONG)
             self._longer_peak.push(longer)
             peak = self._longer_peak.value
-            if drop is None and peak - longer > limits["longer_deviations"] * noise:
-                drop = self._drop(series, LONG, peak)
+            if drop is None and peak - longer > max(limits["longer_deviations"] * noise, least):
+                drop = self._drop(series, LONG, peak, least)
+        if self._calm.push(drop is None) == self.close_after:
+            self._told.value = self._deepest.value  # it has come back; what swings as far again is no news
+        if drop is not None and drop.peak - drop.level <= limits["again"] * self._told.value:
+            drop = None
         verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
         if drop is None or isinstance(verdict, Verdict):
             return verdict if isinstance(verdict, Verdict) else Verdict.NO_DATA
+        self._deepest.push(drop.peak - drop.level)
         return Finding(
             verdict, "reward", value,
             f"reward fell to {drop.level:.3g} (mean of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
@@ -71,13 +83,13 @@ class RewardDrop(Rule):
             {"peak": drop.peak, "level": drop.level, "start": start, "noise": noise},
         )  # fmt: skip
 
-    def _drop(self, series: RewardSeries, logs: int, peak: float) -> "_Drop | None":
+    def _drop(self, series: RewardSeries, logs: int, peak: float, least: float) -> "_Drop | None":
         """What is beyond the noise counts when it is also a share of the gain, and more than rounding."""
         assert series.start is not None
         level, gain = series.mean(logs), peak - series.start
         if peak - level <= max(0.01 * abs(peak), self.limits["share"] * gain):
             return None
-        below = series.start - level > max(self.limits["deviations"] * series.noise, 0.5 * gain)
+        below = series.start - level > max(self.limits["deviations"] * series.noise, least, 0.5 * gain)
         return _Drop(level, peak, logs, below)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from trl_ext.monitor.alerts import Severity
@@ -161,8 +161,8 @@ class ComponentDominance(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._size = int(limits["start_logs"])
-        self._starts = Functions(lambda: Start(self._size))
-        self._levels = Functions(lambda: Recent(self._size))
+        self._starts = Functions(partial(Start, self._size))
+        self._levels = Functions(partial(Recent, self._size))
         self._lengths = Recent(self._size)
         self._streak = Streak()
 

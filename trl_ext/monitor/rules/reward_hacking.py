@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 from trl_ext.monitor.alerts import Severity
@@ -39,7 +39,7 @@ class RewardHackingSuspected(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._gold = Functions(lambda: Start(1))
+        self._gold = Functions(partial(Start, 1))
         self._gold_streaks = Functions(Streak)
         self._length_start, self._lengths = Start(int(limits["start_logs"])), Recent(LOGS)
         self._rewards = Recent(LOGS)  # of logs that have a length as well

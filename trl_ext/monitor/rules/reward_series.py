@@ -6,9 +6,10 @@ from typing import Any
 
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Rule
-from trl_ext.monitor.statistics import Noise, Start, Statistic, finite
+from trl_ext.monitor.statistics import MAD_TO_SIGMA, Noise, Start, Statistic, Window, finite
 
 SIZES = (8, 16, 32)
+MIDDLE = SIZES[1]
 
 
 class RewardSeries(Statistic):
@@ -16,7 +17,9 @@ class RewardSeries(Statistic):
 
     Attributes:
         start: median of the first ten logs, `None` before.
-        noise: standard deviation of one log.
+        noise: standard deviation of one log, from the changes between neighbours.
+        wobble: robust standard deviation of the changes between whole means of sixteen, which for independent logs is a
+            third of `noise`; 0 before there are six.
         latest: the last 32, oldest first.
     """
 
@@ -26,6 +29,9 @@ class RewardSeries(Statistic):
         self._sums = dict.fromkeys(SIZES, 0.0)
         self._pushes = 0
         self._row: Row | None = None
+        self._mean: float | None = None  # of the last whole sixteen
+        self._changes = Window(16)
+        self.wobble = 0.0
 
     def push(self, row: Row) -> None:
         """Of a row that another rule has pushed already nothing happens."""
@@ -42,8 +48,21 @@ class RewardSeries(Statistic):
             sums[size] += reward - latest[-size] if count >= size else reward
         latest.append(reward)
         self._pushes += 1
+        if self._pushes % MIDDLE == 0:
+            self._whole(sums[MIDDLE] / MIDDLE)
         if self._pushes % SIZES[-1] == 0:  # so that rounding cannot add up
             self._sums = {size: math.fsum(list(latest)[-size:]) for size in SIZES}
+
+    def _whole(self, mean: float) -> None:
+        if self._mean is not None:
+            self._changes.push(mean - self._mean)
+        self._mean = mean
+        self._update()
+
+    def _update(self) -> None:
+        """From the median, since a drop is no noise: of sixteen changes it is one or two."""
+        if len(self._changes) >= 6:
+            self.wobble = MAD_TO_SIGMA * self._changes.mad()
 
     @property
     def start(self) -> float | None:
@@ -63,7 +82,8 @@ class RewardSeries(Statistic):
     def state_dict(self) -> dict[str, Any]:
         return {
             "start": self._start.state_dict(), "noise": self._noise.state_dict(), "latest": list(self.latest),
-            "sums": list(self._sums.values()), "pushes": self._pushes,
+            "sums": list(self._sums.values()), "pushes": self._pushes, "mean": self._mean,
+            "changes": self._changes.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -73,6 +93,9 @@ class RewardSeries(Statistic):
         self.latest.extend(map(finite, state["latest"]))
         self._sums = dict(zip(SIZES, map(finite, state["sums"]), strict=True))
         self._pushes = int(state["pushes"])
+        self._mean = None if state["mean"] is None else finite(state["mean"])
+        self._changes.load_state_dict(state["changes"])
+        self._update()
 
 
 def reward_series(rule: Rule, row: Row) -> RewardSeries:

@@ -66,7 +66,7 @@ class LossDivergence(Rule):
     metrics = ("loss",)
     useless_with = OTHER_LOSSES
     statistical = True
-    explained_by = ("nonfinite_metric", "preference_magnitude")
+    explained_by = ("nonfinite_metric", "preference_magnitude", "early_divergence")
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
@@ -132,9 +132,11 @@ class _Evaluations(Statistic):
 
 @lru_cache(maxsize=256)
 def evaluation_losses(layout: Layout) -> tuple[str, ...]:
-    """The losses of evaluation sets in a log that has none of training."""
+    """The losses of evaluation sets in a log that has none of training, where the loss is a measure of progress."""
     names = [name for name in layout.names if name is not None]
-    return () if "loss" in names else tuple(n for n in names if n.startswith("eval/") and n.endswith("/loss"))
+    if "loss" in names or any(n.startswith("eval/") and n.endswith("/reward") for n in names):
+        return ()
+    return tuple(n for n in names if n.startswith("eval/") and n.endswith("/loss"))
 
 
 class Overfitting(Rule):
@@ -151,7 +153,7 @@ class Overfitting(Rule):
     name = "overfitting"
     metrics = ("loss", "eval/*")
     useless_with = OTHER_LOSSES
-    explained_by = ("nonfinite_metric", "loss_divergence", "no_supervised_tokens")
+    explained_by = ("nonfinite_metric", "loss_divergence", "early_divergence", "no_supervised_tokens")
     close_after = 10
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
@@ -234,7 +236,9 @@ class LossFlat(Rule):
         "nonfinite_metric",
         "frozen_policy",
         "loss_divergence",
+        "early_divergence",
         "no_supervised_tokens",
+        "preference_identical",
         "preference_no_movement",
         "preference_magnitude",
         "preference_chance",

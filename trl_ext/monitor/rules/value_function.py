@@ -49,7 +49,7 @@ class ValueLossDivergence(Rule):
         floor = max(self.limits["start_share"] * start, self.limits["reward_share"] * self._reward_std.value**2)
         calm = max(math.exp(self._calm.location), floor)
         growth = value / calm
-        z = math.log(growth) / max(MAD_TO_SIGMA * self._calm.scale, self.limits["smallest_noise"])
+        z = (math.log(value) - math.log(calm)) / max(MAD_TO_SIGMA * self._calm.scale, self.limits["smallest_noise"])
         unlikely = z >= self.limits["min_z"]
         lost = row.metrics.get("explained_variance", -1.0) <= 0
         verdict = self._levels.push(
