@@ -112,6 +112,7 @@ def test_a_resume_goes_on_with_the_best_and_the_count(scripted, tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
         assert trainer.state.global_step == 6  # the values of 3, 4, 5 and 6
         assert trainer.state.best_global_step == 2
+        assert callback.best["step"] == 2  # the object that the user holds
 
 
 def test_a_resume_with_another_metric_begins_anew(scripted):

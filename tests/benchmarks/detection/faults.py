@@ -14,6 +14,7 @@ from detection.injections import (
     constant,
     frozen,
     half_precision,
+    identical_pairs,
     inverted,
     kind_words,
     long_texts,
@@ -31,7 +32,10 @@ KL = ("kl_high", "kl_spike", "kl_runaway")
 RATIO = ("approx_kl_spike", "ratio_out_of_band", "clip_fraction_high")
 GRADIENT = ("grad_norm_spike", "grad_norm_trend")
 ENTROPY = ("entropy_collapse", "entropy_explosion")
-DIVERGED = (*KL, *RATIO, *ENTROPY, *GRADIENT, "nonfinite_metric", "preference_magnitude", "loss_divergence")
+DIVERGED = (
+    *KL, *RATIO, *ENTROPY, *GRADIENT, "nonfinite_metric", "preference_magnitude", "preference_displacement",
+    "reward_model_scale", "early_divergence", "loss_divergence",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class Fault:
 
 def _lr(kind: str) -> dict[str, float]:
     return {"learning_rate": 1000 * DEFAULTS[kind]["learning_rate"]}
+
+
+def _lr_x10000(kind: str) -> dict[str, float]:
+    return {"learning_rate": 10_000 * DEFAULTS[kind]["learning_rate"]}
 
 
 LONG = {"max_completion_length": 64}
@@ -62,6 +70,7 @@ def _table() -> list[Fault]:
             rows.append(Fault(f"{kind}_{fault}", Setting(kind, **made), expected, starts))
 
     add("lr_x1000", "grpo reinforce_loo ppo stock_ppo dpo sft", DIVERGED, options=_lr)
+    add("lr_x10000", "grpo reinforce_loo ppo stock_ppo dpo sft reward", DIVERGED, options=_lr_x10000)
     coin = "preference_chance"  # its advice says what to do with the learning rate in either case
     add("lr_x1000", "reward", (*DIVERGED, coin), options=_lr)
     add("hackable_kl0", "grpo ppo stock_ppo", HACKED, reward=kind_words, options=NO_KL.get)
@@ -76,6 +85,7 @@ def _table() -> list[Fault]:
     add("optimizer_frozen", "reward", ("frozen_policy", "loss_flat", coin), trainer_change=frozen)
     add("labels_masked", "sft", ("no_supervised_tokens",), trainer_change=all_labels_masked)
     add("labels_masked", "dpo", ("preference_labels_masked",), trainer_change=all_labels_masked)
+    add("identical_pairs", "dpo reward", ("preference_identical",), data=identical_pairs)
     add("reference_dropout", "grpo dpo", ("first_step_mismatch", "loss_scale"),
         trainer_change=reference_with_dropout)  # fmt: skip
     eos = ("eos_missing", "all_truncated")

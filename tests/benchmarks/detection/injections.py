@@ -100,5 +100,9 @@ def half_precision(model):
     return model.half()
 
 
+def identical_pairs(dataset):
+    return dataset.map(lambda row: {"rejected": row["chosen"]})
+
+
 def other_order(dataset):
     return dataset.select(random.Random(99).sample(range(len(dataset)), len(dataset)))
