@@ -157,17 +157,17 @@ class Engine:
     def _judge(self, rules: list[_Asked], row: Row, logs: int) -> list[Alert]:
         """What `rules` say of a row, which is the training log number `logs`."""
         warming_up = logs <= self._warmup_steps
-        healthy, no_data, opened = Verdict.HEALTHY, Verdict.NO_DATA, self._book.open
+        healthy, no_data, opened, disabled = Verdict.HEALTHY, Verdict.NO_DATA, self._book.open, self._disabled
         changed = []
         for rule, check, name in rules:
-            if name in self._disabled:
+            if disabled and name in disabled:
                 continue
             try:
                 verdict = check(row)
             except Exception:
                 self._disable(name)
                 continue
-            if verdict is no_data or (verdict is healthy and name not in opened):
+            if verdict is no_data or (verdict is healthy and not (opened and name in opened)):
                 continue
             if warming_up and rule.statistical:
                 continue

@@ -238,7 +238,7 @@ class Share(Statistic):
         share = min(max(finite(share), 0.0), 1.0)
         self._sum += share + full_before
         self._count += 1 + full_before
-        if share == 0 or share == 1:
+        if share == 0 or share == 1 or self.parts >= 64:
             return
         for part in (share, 1 - share):
             if part > 0.001:

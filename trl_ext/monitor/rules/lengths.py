@@ -41,7 +41,8 @@ class AllTruncated(Rule):
         if share is not None:
             before = self._full.count
             logs = self._full.push(share >= self.limits["share"])
-            self._start.push(share)
+            if self._start.level is None:
+                self._start.push(share)
             self._recent.push(share)
             if logs == 0:
                 self._usual.push(share, before)
@@ -211,4 +212,4 @@ class LengthDrift(Rule):
 
 def _gained(series: RewardSeries | None) -> bool:
     """Whether the reward rose by more than the noise of one log."""
-    return series is not None and series.start is not None and series.mean(8) - series.start > series.noise
+    return series is not None and series.start is not None and series.short - series.start > series.noise

@@ -8,10 +8,8 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
-from trl_ext.monitor.rules.reward_series import SIZES, RewardSeries, reward_series
+from trl_ext.monitor.rules.reward_series import LONG, MIDDLE, SHORT, RewardSeries, reward_series
 from trl_ext.monitor.statistics import Blocks, Largest, Recent, Start, Streak
-
-SHORT, MIDDLE, LONG = SIZES  # logs whose means are compared
 
 
 class RewardDrop(Rule):
@@ -48,26 +46,16 @@ class RewardDrop(Rule):
         start = series.start
         if start is None or len(series.latest) < MIDDLE:
             return Verdict.NO_DATA
-        short, middle, noise, limits = series.mean(SHORT), series.mean(MIDDLE), series.noise, self.limits
-        if middle > self._peak.value:
-            self._peak.value, self._wobble.value = middle, series.wobble
+        if series.middle > self._peak.value:
+            self._peak.value, self._wobble.value = series.middle, series.wobble
         elif not self._wobble.value:
             self._wobble.value = series.wobble
-        least = limits["wobbles"] * self._wobble.value
-        peak, drop = self._peak.value, None
-        if peak - short > max(limits["shorter_deviations"] * noise, least):
-            drop = self._drop(series, SHORT, peak, least)
-        if drop is None and peak - middle > max(limits["deviations"] * noise, least):
-            drop = self._drop(series, MIDDLE, peak, least)
-        if len(series.latest) == LONG:
-            longer = series.mean(LONG)
-            self._longer_peak.push(longer)
-            peak = self._longer_peak.value
-            if drop is None and peak - longer > max(limits["longer_deviations"] * noise, least):
-                drop = self._drop(series, LONG, peak, least)
+        if series.long > self._longer_peak.value and len(series.latest) == LONG:
+            self._longer_peak.value = series.long
+        drop = self._largest_drop(series)
         if self._calm.push(drop is None) == self.close_after:
             self._told.value = self._deepest.value  # it has come back; what swings as far again is no news
-        if drop is not None and drop.peak - drop.level <= limits["again"] * self._told.value:
+        if drop is not None and drop.peak - drop.level <= self.limits["again"] * self._told.value:
             drop = None
         verdict = self._levels.push(drop is not None, drop is not None and drop.below_start)
         if drop is None or isinstance(verdict, Verdict):
@@ -76,17 +64,34 @@ class RewardDrop(Rule):
         return Finding(
             verdict, "reward", value,
             f"reward fell to {drop.level:.3g} (mean of {drop.logs} logs) from {drop.peak:.3g}; it had begun at "
-            f"{start:.3g}, and one log varies by {noise:.2g}",
+            f"{start:.3g}, and one log varies by {series.noise:.2g}",
             "Go back to the checkpoint of the peak. 1. learning_rate is too high for this late a stage: lower it, or "
             "let it decay. 2. The policy left the reference: look at the KL, raise kl_coef (PPO) or beta (GRPO, "
             "RLOO). 3. The data or the reward function changed on the way.",
-            {"peak": drop.peak, "level": drop.level, "start": start, "noise": noise},
+            {"peak": drop.peak, "level": drop.level, "start": start, "noise": series.noise},
         )  # fmt: skip
 
-    def _drop(self, series: RewardSeries, logs: int, peak: float, least: float) -> "_Drop | None":
+    def _largest_drop(self, series: RewardSeries) -> "_Drop | None":
+        """The shortest mean that has fallen far enough."""
+        limits, noise, least = self.limits, series.noise, self.limits["wobbles"] * self._wobble.value
+        peak, longer_peak = self._peak.value, self._longer_peak.value
+        easiest = max(least, limits["longer_deviations"] * noise)
+        if peak - min(series.short, series.middle) <= easiest and longer_peak - series.long <= easiest:
+            return None  # nearly always
+        for logs, level, highest, deviations in (
+            (SHORT, series.short, peak, "shorter_deviations"), (MIDDLE, series.middle, peak, "deviations"),
+            (LONG, series.long, longer_peak, "longer_deviations"),
+        ):  # fmt: skip
+            if highest - level > max(limits[deviations] * noise, least):
+                drop = self._drop(series, logs, level, highest, least)
+                if drop is not None:
+                    return drop
+        return None
+
+    def _drop(self, series: RewardSeries, logs: int, level: float, peak: float, least: float) -> "_Drop | None":
         """What is beyond the noise counts when it is also a share of the gain, and more than rounding."""
         assert series.start is not None
-        level, gain = series.mean(logs), peak - series.start
+        gain = peak - series.start
         if peak - level <= max(0.01 * abs(peak), self.limits["share"] * gain):
             return None
         below = series.start - level > max(self.limits["deviations"] * series.noise, least, 0.5 * gain)

@@ -135,7 +135,7 @@ class DeadRewardComponent(Rule):
             return False
         series = reward_series(self, row)
         # three standard errors of the difference of two means of sixteen
-        return series.start is not None and series.mean(16) - series.start > 3 * series.noise * math.sqrt(2 / 16)
+        return series.start is not None and series.middle - series.start > 3 * series.noise * math.sqrt(2 / 16)
 
 
 def _never_earned(name: str, value: float) -> bool:

@@ -12,12 +12,13 @@ from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.kl import kl_of
 from trl_ext.monitor.rules.reward_components import Functions
 from trl_ext.monitor.rules.reward_series import RewardSeries, reward_series
-from trl_ext.monitor.statistics import Recent, Start, Streak
+from trl_ext.monitor.statistics import Largest, Recent, Start, Streak
 
 # names by which people mark a measure of the truth that is not trained on
 HELD_BACK = re.compile(r"(?:^|[/_])(?:gold|truth|true|strict|oracle|held_?(?:out|back)|holdout)(?:[/_]|$)")
 PROXY = re.compile(r"(?:^|[/_])proxy(?:[/_]|$)")  # and the measure that is, where no `reward` is logged
 LOGS = 24  # whose reward and length are compared
+CORRELATED_EVERY = 8  # logs: it takes 50 microseconds, and one log in 32 hardly moves it
 
 
 class RewardHackingSuspected(Rule):
@@ -45,6 +46,9 @@ class RewardHackingSuspected(Rule):
         self._rewards = Recent(LOGS)  # of logs that have a length as well
         self._levels = Levels({Severity.WARNING: limits["logs"]})
         self._reward_first = Start(1)
+        self._judged, self._correlation = Streak(), Largest()
+        self._layout: Layout | None = None
+        self._names: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of that layout
 
     def check(self, row: Row) -> Finding | Verdict:
         reward, held_back = self._read(row)
@@ -71,7 +75,9 @@ class RewardHackingSuspected(Rule):
     def _read(self, row: Row) -> tuple[float | None, list[str]]:
         """The reward that is trained on, and the names of the measures that are not."""
         metrics = row.metrics
-        proxies, named = _named(row.layout)
+        if row.layout is not self._layout:
+            self._layout, self._names = row.layout, _named(row.layout)
+        proxies, named = self._names
         reward = metrics.get("reward")
         if reward is None:
             reward = next((metrics[name] for name in proxies if name in metrics), None)
@@ -116,7 +122,9 @@ class RewardHackingSuspected(Rule):
             return Verdict.HEALTHY
         unit, kl = kl_of(row)
         far = kl is not None and kl > self.limits[f"per_{unit}"] and moved > self.limits["length_times"]
-        r = change_correlation(self._rewards.values(), self._lengths.values())
+        if self._judged.push(True) % CORRELATED_EVERY == 1:
+            self._correlation.value = change_correlation(self._rewards.values(), self._lengths.values())
+        r = self._correlation.value
         as_one = times > 1 and r > self.limits["correlation"]  # brevity may pay because cut-off answers are wrong
         verdict = self._levels.push(far or as_one)
         if isinstance(verdict, Verdict):

@@ -8,8 +8,7 @@ from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Rule
 from trl_ext.monitor.statistics import MAD_TO_SIGMA, Noise, Start, Statistic, Window, finite
 
-SIZES = (8, 16, 32)
-MIDDLE = SIZES[1]
+SIZES = SHORT, MIDDLE, LONG = 8, 16, 32  # logs whose means are compared
 
 
 class RewardSeries(Statistic):
@@ -20,10 +19,13 @@ class RewardSeries(Statistic):
         noise: standard deviation of one log, from the changes between neighbours.
         wobble: robust standard deviation of the changes between whole means of sixteen, which for independent logs is a
             third of `noise`; 0 before there are six.
+        short, middle, long: means of the last 8, 16 and 32 logs, or of all there are.
         latest: the last 32, oldest first.
     """
 
     def __init__(self, window: int):
+        self.start: float | None = None
+        self.noise = self.short = self.middle = self.long = 0.0
         self._start, self._noise = Start(10), Noise(window)
         self.latest: deque[float] = deque(maxlen=SIZES[-1])
         self._sums = dict.fromkeys(SIZES, 0.0)
@@ -39,19 +41,33 @@ class RewardSeries(Statistic):
             return
         self._row = row
         reward = finite(row.metrics["reward"])
-        if self._start.level is None:
+        if self.start is None:
             self._start.push(reward)
+            self.start = self._start.level
         self._noise.push(reward)
+        self.noise = self._noise.value
         latest, sums = self.latest, self._sums
-        count = len(latest)
-        for size in SIZES:
-            sums[size] += reward - latest[-size] if count >= size else reward
+        if len(latest) == LONG:  # nearly always
+            sums[SHORT] += reward - latest[-SHORT]
+            sums[MIDDLE] += reward - latest[-MIDDLE]
+            sums[LONG] += reward - latest[0]
+        else:
+            for size in SIZES:
+                sums[size] += reward - latest[-size] if len(latest) >= size else reward
         latest.append(reward)
         self._pushes += 1
         if self._pushes % MIDDLE == 0:
             self._whole(sums[MIDDLE] / MIDDLE)
         if self._pushes % SIZES[-1] == 0:  # so that rounding cannot add up
             self._sums = {size: math.fsum(list(latest)[-size:]) for size in SIZES}
+
+        self._means()
+
+    def _means(self) -> None:
+        count, sums = len(self.latest), self._sums
+        self.short = sums[SHORT] / min(SHORT, count)
+        self.middle = sums[MIDDLE] / min(MIDDLE, count)
+        self.long = sums[LONG] / count
 
     def _whole(self, mean: float) -> None:
         if self._mean is not None:
@@ -64,21 +80,6 @@ class RewardSeries(Statistic):
         if len(self._changes) >= 6:
             self.wobble = MAD_TO_SIGMA * self._changes.mad()
 
-    @property
-    def start(self) -> float | None:
-        return self._start.level
-
-    @property
-    def noise(self) -> float:
-        return self._noise.value
-
-    def mean(self, size: int) -> float:
-        """Of the last `size` logs, or of all there are."""
-        if size in self._sums:
-            return self._sums[size] / min(size, len(self.latest))
-        values = list(self.latest)[-size:]
-        return sum(values) / len(values)
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "start": self._start.state_dict(), "noise": self._noise.state_dict(), "latest": list(self.latest),
@@ -89,10 +90,13 @@ class RewardSeries(Statistic):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._start.load_state_dict(state["start"])
         self._noise.load_state_dict(state["noise"])
+        self.start, self.noise = self._start.level, self._noise.value
         self.latest.clear()
         self.latest.extend(map(finite, state["latest"]))
         self._sums = dict(zip(SIZES, map(finite, state["sums"]), strict=True))
         self._pushes = int(state["pushes"])
+        if self.latest:
+            self._means()
         self._mean = None if state["mean"] is None else finite(state["mean"])
         self._changes.load_state_dict(state["changes"])
         self._update()
