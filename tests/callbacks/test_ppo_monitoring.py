@@ -172,7 +172,7 @@ def test_a_fault_in_on_alert_is_logged_once_and_training_goes_on(scripted, caplo
                        lambda step: {"objective/kl": math.nan if step == 1 else 200.0})  # fmt: skip
     trainer.train()
     assert trainer.state.global_step == 6
-    assert sum("_notify failed" in record.getMessage() for record in caplog.records) == 1
+    assert sum("on_alert failed" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("method", ["observe", "start", "state_dict", "finish"])

@@ -173,9 +173,8 @@ def test_a_loss_that_jumps_at_a_resume_is_a_discontinuity():
     case = json.loads((DATA / "public_reports.json").read_text())["resume_loss_jump"]
     engine = replay((i, {"loss": case["loss_before"] + 0.02 * (-1) ** i}) for i in range(1, 30))
     engine.resumed()
-    assert [(a.rule, a.severity) for a in engine.observe(30, {"loss": case["loss_after_resume"]})] == [
-        ("resume_discontinuity", "error")
-    ]
+    news = engine.observe(30, {"loss": case["loss_after_resume"]}) + engine.flush()
+    assert [(a.rule, a.step, a.severity) for a in news] == [("resume_discontinuity", 30, "error")]
 
 
 def test_six_megabytes_a_step_are_a_growth_of_memory():

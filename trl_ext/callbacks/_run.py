@@ -51,6 +51,7 @@ class MonitoredRun:
         self.alerts_open: dict[str, int] = {"alerts_open": 0}
         self._view = view
         self._on_alert = on_alert
+        self._on_alert_failed = False
         self._completed = False
         self._notes: list[str] = []
         self._told = 0
@@ -114,8 +115,9 @@ class MonitoredRun:
         try:
             self._on_alert(alert.copy())  # what the user does to it is not done to the monitor
         except Exception:
-            logger.exception("on_alert failed, and is not called again; training goes on.")
-            self._on_alert = None
+            if not self._on_alert_failed:
+                logger.exception("on_alert failed; training goes on.")
+            self._on_alert_failed = True
 
     def _count_open(self) -> None:
         self.alerts_open = dict.fromkeys(self.alerts_open, 0)  # one that was above 0 goes back to 0

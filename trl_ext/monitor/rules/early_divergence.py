@@ -21,6 +21,7 @@ class EarlyDivergence(Rule):
     """
 
     name = "early_divergence"
+    patient = True
     metrics = ("loss",)
     useless_with = OTHER_LOSSES
     explained_by = ("nonfinite_metric", "loss_scale", "preference_magnitude")

@@ -27,6 +27,7 @@ class FrozenPolicy(Rule):
     """
 
     name = "frozen_policy"
+    patient = True
     metrics = (*sorted(_TRAINING), "eval/*")
     explained_by = (
         "nonfinite_metric",

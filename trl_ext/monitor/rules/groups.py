@@ -21,6 +21,7 @@ class ZeroSignal(Rule):
     """
 
     name = "zero_signal"
+    patient = True
     metrics = ("zero_std_fraction", "reward_std")
     explained_by = ("nonfinite_metric", "all_truncated")
 

@@ -30,6 +30,7 @@ class ResumeDiscontinuity(Rule):
     """
 
     name = "resume_discontinuity"
+    patient = True
     metrics = ("loss", "kl_per_sequence", "kl_per_token", "epoch")
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):

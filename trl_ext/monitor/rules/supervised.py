@@ -63,6 +63,7 @@ class LossDivergence(Rule):
     """
 
     name = "loss_divergence"
+    patient = True
     metrics = ("loss",)
     useless_with = OTHER_LOSSES
     statistical = True
@@ -151,6 +152,7 @@ class Overfitting(Rule):
     """
 
     name = "overfitting"
+    patient = True
     metrics = ("loss", "eval/*")
     useless_with = OTHER_LOSSES
     explained_by = ("nonfinite_metric", "loss_divergence", "early_divergence", "no_supervised_tokens")

@@ -22,6 +22,7 @@ class ValueLossDivergence(Rule):
     """
 
     name = "value_loss_divergence"
+    patient = True
     metrics = ("value_loss",)
     explained_by = ("nonfinite_metric",)
     statistical = True
