@@ -149,7 +149,10 @@ def test_a_full_disk_is_one_warning_and_training_goes_on(scripted, tmp_path, cap
     assert len(warnings) == 1
 
 
-DAMAGES = ("", '{"step": 2, "sl', "[]", '{"step": 2, "slot": 1}', '{"step": 2, "slot": 1, "engine": {}, "totals": "x"}')
+DAMAGES = (
+    "", '{"step": 2, "sl', "[]", '{"step": 2, "slot": 1}', '{"step": 2, "slot": 1, "engine": {}, "totals": "x"}',
+    '{"step": 2, "slot": 1, "engine": {"logs": "many", "rules": {}, "alerts": [], "healthy_logs": {}}, "totals": {}}',
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -101,7 +101,7 @@ class PPOView:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._policy_losses, self._policy_loss_size = state["policy_losses"], state["policy_loss_size"]
+        self._policy_losses, self._policy_loss_size = int(state["policy_losses"]), float(state["policy_loss_size"])
         self._past_epochs = state["past_epochs"]
         self._epochs = {}
         for number, totals in state["epochs"].items():

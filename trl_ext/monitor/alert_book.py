@@ -104,6 +104,7 @@ class AlertBook:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._alerts = [Alert.from_dict(record) for record in state["alerts"]]
         self._latest = {alert.rule: alert for alert in self._alerts}
-        self._healthy_logs, self._closed_at = dict(state["healthy_logs"]), dict(state.get("closed_at", {}))
+        self._healthy_logs = {rule: int(logs) for rule, logs in state["healthy_logs"].items()}
+        self._closed_at = {rule: int(logs) for rule, logs in state.get("closed_at", {}).items()}
         self.open.clear()
         self.open.update({alert.rule: alert for alert in self._alerts if alert.closed is None})

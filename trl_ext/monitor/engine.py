@@ -227,7 +227,7 @@ class Engine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """A rule whose state does not fit (its options changed meanwhile) starts afresh, and the log says so."""
-        self._logs = state["logs"]
+        self._logs = int(state["logs"])
         self._book.load_state_dict(state)
         self._waiting, self._untold = [], []
         self._readers.clear()
