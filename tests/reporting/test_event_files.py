@@ -48,7 +48,7 @@ def write_events(path, logs, tensors=False, text=True):
 def metrics(rows):
     """Step and metrics of each row by canonical name, non-finite ones as text."""
     engine, found = Engine(rules=[]), []
-    for step, logs, _ in rows:
+    for step, logs, *_ in rows:
         engine.observe(step, logs)
         found.append((step, {**engine.row.metrics, **{key: str(x) for key, x in engine.row.nonfinite.items()}}))
     return found

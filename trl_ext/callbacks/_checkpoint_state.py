@@ -55,7 +55,7 @@ def stored_states(
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("%s cannot be read: %s", path, error)
         return None
 
@@ -63,7 +63,8 @@ def _read(path: Path) -> Any:
 def kept_attributes(state: TrainerState, callback: str) -> list[dict[str, Any]]:
     """What `trainer_state.json` kept of the callbacks of that class name, one entry each."""
     stored = (state.stateful_callbacks or {}).get(callback) or []
-    return [entry.get("attributes", {}) for entry in (stored if isinstance(stored, list) else [stored])]
+    entries = [entry for entry in (stored if isinstance(stored, list) else [stored]) if isinstance(entry, dict)]
+    return [attributes for entry in entries if isinstance(attributes := entry.get("attributes"), dict)]
 
 
 def keep_one(state: TrainerState, callback: str, exported: dict[str, Any]) -> None:

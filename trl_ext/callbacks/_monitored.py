@@ -48,8 +48,9 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._restored: dict[str, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle or a copy is a monitor with the same options, before any run."""
-        return _with_options, (type(self), self._options)
+        """A pickle or a copy is a monitor with the same options, before any run; a subclass keeps its attributes."""
+        own = vars(_with_options(type(self), self._options))
+        return _with_options, (type(self), self._options), {k: v for k, v in vars(self).items() if k not in own} or None
 
     def _new_view(self) -> PPOView | None:
         return None
@@ -60,7 +61,11 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """For `trainer_state.json`: the arguments that JSON can hold, and the state of the run."""
-        return {"args": self._options.to_json(), "attributes": {"restored": self._record(self._step)}}
+        try:
+            return {"args": self._options.to_json(), "attributes": {"restored": self._record(self._step)}}
+        except Exception:  # the trainer asks while it saves, and must not fail for it
+            logger.exception("The monitor's state cannot be stored in trainer_state.json; training goes on.")
+            return {"args": {}, "attributes": {"restored": None}}
 
     @property
     def restored(self) -> dict[str, Any] | None:

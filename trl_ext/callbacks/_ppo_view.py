@@ -27,10 +27,12 @@ class PPOView:
         self._logs = 0
         self._policy_losses = 0
         self._policy_loss_size = 0.0
+        self._keys: tuple[Any, ...] = ()  # of the latest log
+        self._read = ("", "", "")  # those of its KL, policy loss and value loss
         self._epochs: dict[int, RunSummary] = {}
         self._past_epochs: list[dict[str, Any]] = []
 
-    def derive(self, logs: Mapping[str, Any]) -> dict[str, float]:
+    def derive(self, logs: Mapping[str, Any], keys: tuple[Any, ...]) -> dict[str, float]:
         """Numbers to add to one log of training, of those that can be told:
 
         * `kl_policy_ratio`: KL to the reference (as logged: of a sequence, or of a token) over the running mean of the
@@ -38,14 +40,18 @@ class PPOView:
           is 1. Exponential over `window` logs, plain until there are so many.
         * `value_policy_ratio`: value loss over the same.
         * `trend/<metric>`: see `trends`; every quarter of the window.
+
+        `keys` are those of `logs`.
         """
+        if keys != self._keys:
+            self._keys, self._read = keys, _keys(keys)
         derived = self._ratios(logs)
         if self._logs and self._logs % (self._window // 4) == 0:
             derived.update({f"trend/{name}": slope for name, slope in self.trends().items()})
         return derived
 
     def _ratios(self, logs: Mapping[str, Any]) -> dict[str, float]:
-        kl_key, policy_key, value_key = _keys(tuple(logs))
+        kl_key, policy_key, value_key = self._read
         policy_loss = _number(logs.get(policy_key))
         if policy_loss is not None:
             self._policy_losses += 1

@@ -31,11 +31,12 @@ def from_main_process(value: float | None, args: TrainingArguments) -> float | N
 
 
 def text_of_any(text: str | None, args: TrainingArguments) -> tuple[str | None, int]:
-    """The first 2,000 bytes of the `text` of the last process that has one, and its rank; `None` where none has."""
+    """The first 2,000 bytes of the `text` of the first process that has one, and its rank; `None` where none has."""
     if not _several():
         return text, 0
-    owner = largest_over_ranks(-1 if text is None else dist.get_rank(), args)
-    if owner < 0:
+    world = dist.get_world_size()
+    owner = world - largest_over_ranks(0 if text is None else world - dist.get_rank(), args)
+    if owner == world:
         return None, owner
     data = (text or "").encode()[:_TEXT].ljust(_TEXT, b"\0") if owner == dist.get_rank() else bytes(_TEXT)
     shared = torch.tensor(list(data), dtype=torch.uint8, device=_device(args))

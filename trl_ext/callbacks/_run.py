@@ -4,7 +4,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +58,8 @@ class MonitoredRun:
         self._totals = RunSummary()
         self._files: RunFiles | None = None
         self._system: SystemMetrics | None = None
+        self._keys: tuple[Any, ...] = ()  # of the latest log
+        self._training = False  # whether that was one of training
         self._process = os.getpid()
 
     def start(self, folder: Path, replayable: dict[str, Any], system_metrics: bool, gpu_index: int | None) -> None:
@@ -76,9 +77,12 @@ class MonitoredRun:
         """Judges and records one log, and tells what is news. Returns the numbers that are to be added to the log: none
         to an evaluation's, which the trainer hands to its user."""
         extra: dict[str, float] = {}
-        training = is_training_log(tuple(logs))
+        keys = tuple(logs)
+        if keys != self._keys:
+            self._keys, self._training = keys, is_training_log(keys)
+        training = self._training
         if training:
-            extra = self._view.derive(logs) if self._view is not None else {}
+            extra = self._view.derive(logs, keys) if self._view is not None else {}
             if self._system is not None:
                 extra.update(self._system.latest)
         news = self.engine.observe(step, {**logs, **extra})
@@ -200,7 +204,6 @@ class MonitoredRun:
         self._count_open()
 
 
-@lru_cache(maxsize=256)
 def is_training_log(keys: tuple[Any, ...]) -> bool:
     """Whether a log is of training, neither of an evaluation nor the closing one."""
     return "train_loss" not in keys and not any(

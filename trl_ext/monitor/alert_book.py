@@ -51,7 +51,7 @@ class AlertBook:
             return self._raise(rule.name, step, alert, verdict)
         if alert is None:
             return None
-        self._healthy_logs[rule.name] += 1
+        self._healthy_logs[rule.name] = self._healthy_logs.get(rule.name, 0) + 1
         if self._healthy_logs[rule.name] < rule.close_after:
             return None
         alert.closed = step
@@ -85,7 +85,7 @@ class AlertBook:
             if len(self._alerts) > self._max_alerts:
                 del self._alerts[next(i for i, old in enumerate(self._alerts) if old.closed is not None)]
             return alert
-        follow["logs"] = alert.evidence["logs"] + 1
+        follow["logs"] = alert.evidence.get("logs", 0) + 1
         if found.severity <= alert.severity:
             alert.evidence.update(follow)
             return None

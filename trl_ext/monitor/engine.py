@@ -12,6 +12,7 @@ from trl_ext.monitor.names import unknown_name
 from trl_ext.monitor.presets import resolve_preset
 from trl_ext.monitor.rows import Layout, Row, read_row
 from trl_ext.monitor.rules import RULES, Finding, Rule, Verdict
+from trl_ext.monitor.rules.base import plain
 from trl_ext.monitor.rules.custom import custom_rule, watched
 from trl_ext.monitor.rules.reward_series import RewardSeries
 from trl_ext.monitor.thresholds import resolve_thresholds
@@ -164,6 +165,8 @@ class Engine:
                 continue
             try:
                 verdict = check(row)
+                if verdict is not no_data and verdict is not healthy and not isinstance(verdict, Finding):
+                    raise TypeError(f"check must return a Finding or a Verdict, not {verdict!r}")
             except Exception:
                 self._disable(name)
                 continue
@@ -221,9 +224,19 @@ class Engine:
         return {
             "logs": self._logs,
             **self._book.state_dict(),
-            "rules": {name: rule.state_dict() for name, rule in self._rules.items()},
+            "rules": {name: state for name, rule in self._rules.items() if (state := self._state(rule)) is not None},
             "shared": {name: series.state_dict() for name, series in self._shared.items()},
         }
+
+    def _state(self, rule: Rule) -> dict[str, Any] | None:
+        """Of a user's rule, as JSON can hold it; `None` where it has none to give."""
+        if rule.name in RULES:
+            return rule.state_dict()
+        try:
+            return plain(rule.state_dict())
+        except Exception:
+            self._disable(rule.name)
+            return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """A rule whose state does not fit (its options changed meanwhile) starts afresh, and the log says so."""
@@ -238,10 +251,12 @@ class Engine:
         for name, rule in self._rules.items():
             if name not in state["rules"]:
                 continue
-            fresh = rule.state_dict()
+            fresh = self._state(rule)
+            if fresh is None:
+                continue
             try:
                 rule.load_state_dict(state["rules"][name])
-            except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            except Exception:  # whatever a rule of the user raises
                 rule.load_state_dict(fresh)
                 logger.warning("The stored state of rule %s does not fit; it starts afresh.", name)
 

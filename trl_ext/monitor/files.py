@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 METRICS_FILE, ALERTS_FILE, SUMMARY_FILE = "metrics.jsonl", "alerts.jsonl", "summary.json"
 FACTS_FILE = "facts.json"
+SESSIONS_KEPT = 50  # before the present one, in `facts.json`
 _TAIL_BYTES = 1 << 16
 
 
@@ -61,6 +62,15 @@ class LineFile:
             self._file = None
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """What `RunFiles.facts` wrote; nothing where that cannot be read."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 class RunFiles:
     """Writes the files of one run into `folder`. The main process alone holds one.
 
@@ -86,9 +96,17 @@ class RunFiles:
         self._alerts.append(to_strict_json({"session": self.session, "event": event, **alert.to_dict()}))
 
     def facts(self, facts: dict[str, Any], options: dict[str, Any]) -> None:
-        """Replaces `facts.json`: what was known of the run besides its logs, and under `monitor` the options of its
+        """Replaces `facts.json`: what was known of the run besides its logs (under `earlier` what was in the sessions
+        before this one, whose rows a replay judges by that), and under `monitor` the options of its
         monitor, so that a replay judges alike."""
-        self._replace(FACTS_FILE, {**facts, "monitor": options})
+        earlier: dict[str, Any] = {}
+        if self.session > 0:
+            before = read_facts(self.folder / FACTS_FILE)
+            before.pop("monitor", None)
+            earlier = before.pop("earlier", {})
+            if type(session := before.pop("session", None)) is int and isinstance(earlier, dict):
+                earlier = dict([*earlier.items(), (str(session), before)][-SESSIONS_KEPT:])
+        self._replace(FACTS_FILE, {**facts, "session": self.session, "earlier": earlier, "monitor": options})
 
     def summary(self, summary: dict[str, Any]) -> None:
         self._replace(SUMMARY_FILE, summary)

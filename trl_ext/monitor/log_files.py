@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trl_ext.errors import UserError
-from trl_ext.monitor.files import FACTS_FILE
+from trl_ext.monitor.files import FACTS_FILE, read_facts
 from trl_ext.monitor.log_lines import csv_records, parsed
 from trl_ext.monitor.log_rows import LogRow, log_rows, session_ends
 
@@ -61,7 +61,7 @@ def read_log(path: str | os.PathLike[str]) -> Log:
 
 def _json_log(path: str | os.PathLike[str], file: BinaryIO, notes: list[str]) -> Log:
     lines = _lines(file)
-    first = next(line for line in lines if line.strip())
+    first = next((line for line in lines if line.strip()), "")
     value = _json(first)
     opens = first.lstrip()[:1] == "[" or first.strip().endswith(("{", "["))
     if value is None and opens:  # a document over many lines
@@ -77,10 +77,11 @@ def _json_log(path: str | os.PathLike[str], file: BinaryIO, notes: list[str]) ->
         return Log(log_rows(_objects(value, notes), notes), {}, notes)
     own = isinstance(value, dict) and "session" in value
     ends = _session_ends(Path(path)) if own else None
-    facts = _own_facts(Path(path)) if own else {}
-    options = facts.pop("monitor", {})
-    rows = log_rows(parsed(itertools.chain([first], lines), _object, notes), notes, ends)
-    return Log(rows, facts, notes, options if isinstance(options, dict) else {})
+    facts = read_facts(Path(path).with_name(FACTS_FILE)) if own else {}
+    options, sessions = facts.pop("monitor", {}), _by_session(facts)
+    rows = log_rows(parsed(itertools.chain([first], lines), _object, notes), notes, ends, sessions)
+    known = sessions[min(sessions)] if sessions else facts
+    return Log(rows, known, notes, options if isinstance(options, dict) else {})
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
@@ -113,13 +114,13 @@ def _facts(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _own_facts(path: Path) -> dict[str, Any]:
-    """What the callback wrote beside its `metrics.jsonl`; nothing where that cannot be read."""
-    try:
-        facts = json.loads(path.with_name(FACTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+def _by_session(facts: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The facts of each session that has some; `facts` keeps none of those before it."""
+    earlier, session = facts.pop("earlier", {}), facts.pop("session", None)
+    sessions = {} if type(session) is not int else {session: facts}
+    if sessions and isinstance(earlier, dict):
+        sessions.update({int(n): of for n, of in earlier.items() if n.isdigit() and isinstance(of, dict)})
+    return sessions
 
 
 def _session_ends(path: Path) -> dict[int, float]:

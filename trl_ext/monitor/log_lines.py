@@ -38,7 +38,9 @@ def csv_records(lines: Iterator[str], path: str | os.PathLike[str], notes: list[
     Raises:
         UserError: no header, or one of several runs.
     """
-    header = next(line for line in lines if line.strip())
+    header = next((line for line in lines if line.strip()), "")
+    if not header:
+        raise UserError(f"{path} holds blank lines alone")
     delimiter = max(",;\t", key=header.count)
     cells = _cells(header, delimiter)
     if len(cells) < 2 and not str(path).endswith(".csv"):

@@ -18,15 +18,20 @@ _PROGRESS = {"epoch", "num_tokens", "episode"}
 
 
 class LogRow(NamedTuple):
-    """One log, ready for `Engine.observe`; `resumed` marks the first one after a resume."""
+    """One log, ready for `Engine.observe`; `resumed` marks the first one after a resume, and `facts`, where there are
+    any, hold from this row on."""
 
     step: int
     logs: dict[str, Any]
     resumed: bool
+    facts: Mapping[str, Any] | None = None
 
 
 def log_rows(
-    records: Iterable[dict[str, Any]], notes: list[str], ends: Mapping[int, float] | None = None
+    records: Iterable[dict[str, Any]],
+    notes: list[str],
+    ends: Mapping[int, float] | None = None,
+    facts: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Iterator[LogRow]:
     """The rows of a log, one a record and in its order.
 
@@ -38,6 +43,7 @@ def log_rows(
         notes: what a reader of the result should know is appended, at the latest after the last row.
         ends: of `session_ends`: from there on a later session logged the steps again, so that the rows are what a
             killed run left, and are dropped.
+        facts: of sessions.
     """
     steps, last_session, dropped = _Steps(), None, 0
     for record in records:
@@ -60,8 +66,9 @@ def log_rows(
                 if name in record and repr(record[name]) == repr(record[key]):  # NaN, too
                     del record[name]
         resumed = backwards if session is None else last_session is not None and session != last_session
+        known = facts.get(session) if facts and session is not None and session != last_session else None
         last_session = session
-        yield LogRow(step, record, resumed)
+        yield LogRow(step, record, resumed, known)
     if dropped:
         notes.append(f"left out {dropped} rows: a later run in this file began again before them")
 

@@ -90,9 +90,11 @@ def replay(log: Log, engine: Engine, path: str | os.PathLike[str], wanted: Itera
     """
     engine.set_facts(log.facts)
     rows, layouts, numbers = 0, set[Layout](), False
-    for step, logs, resumed in log.rows:
+    for step, logs, resumed, facts in log.rows:
         if resumed:
             engine.resumed()
+        if facts:
+            engine.set_facts(facts)
         engine.observe(step, logs)
         rows += 1
         assert engine.row is not None

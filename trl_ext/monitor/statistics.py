@@ -205,6 +205,19 @@ class First(Statistic):
         self.first = state["first"]
 
 
+class Names(Statistic):
+    """A set of names."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"names": sorted(self.names)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.names = set(state["names"])
+
+
 class Streak(Statistic):
     """How often in a row something held."""
 

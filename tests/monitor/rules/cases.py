@@ -464,10 +464,10 @@ CASES = [
     Case(
         "early_divergence",
         "error",
-        rows(60, loss=change(40, 1.5, 6.2), entropy=change(40, 1.3, 2.1), mean_token_accuracy=0.5),
+        rows(60, loss=change(40, 1.5, 6.2), entropy=change(40, 1.3, 2.1), mean_token_accuracy=change(40, 0.6, 0.05)),
         40,
         3,
-        rows(60, loss=10.4, entropy=change(40, 10.2, 6.6), mean_token_accuracy=0.1),
+        rows(60, loss=6.3, entropy=change(40, 6.2, 2.1), mean_token_accuracy=0.1),
     ),
     Case(
         "preference_identical",
@@ -508,6 +508,7 @@ CASES = [
                 "logps/rejected": -30.0,
             },
         ),
+        {"beta": 0.1},
     ),
     Case(
         "reward_model_scale",

@@ -3,11 +3,30 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Real
 from typing import Any, ClassVar
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.statistics import Statistic
+
+_PLAIN = frozenset({float, int, str, bool, type(None)})
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numbers of NumPy and torch become Python's, what is neither number nor list becomes text."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    try:
+        return (
+            plain(value.item()) if hasattr(value, "item") else float(value) if isinstance(value, Real) else str(value)
+        )
+    except Exception:  # an array, say
+        return str(value)
 
 
 @dataclass(frozen=True)
@@ -22,7 +41,20 @@ class Finding:
     evidence: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "severity", Severity(self.severity))  # a rule of a user may give its name
+        """A rule of a user may give a severity's name, or numbers of NumPy and torch.
+
+        Raises:
+            TypeError, ValueError: what no file could hold.
+        """
+        object.__setattr__(self, "severity", Severity(self.severity))
+        if type(self.value) is not float:
+            object.__setattr__(self, "value", float(self.value))
+        if not (isinstance(self.message, str) and isinstance(self.advice, str) and isinstance(self.metric, str)):
+            raise TypeError("metric, message and advice of a Finding are text")
+        if self.evidence is None:
+            object.__setattr__(self, "evidence", {})
+        elif not _PLAIN.issuperset(map(type, self.evidence.values())):
+            object.__setattr__(self, "evidence", {str(key): plain(item) for key, item in self.evidence.items()})
 
 
 class Verdict(Enum):

@@ -9,9 +9,9 @@ from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.metrics import canonical_name
 from trl_ext.monitor.names import unknown_name
-from trl_ext.monitor.rows import LARGEST, Row
+from trl_ext.monitor.rows import LARGEST, Layout, Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
-from trl_ext.monitor.statistics import First, Streak, Window
+from trl_ext.monitor.statistics import Names, Streak, Window
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
@@ -19,6 +19,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 DIRECTIONS = ("both", "up", "down")
 WATCH_KEYS = ("z", "severity", "direction")
 RULE_KEYS = ("name", "metric", "comparison", "value", "logs", "severity", "message")
+MOST_MISSING = 32  # metrics that a function may ask for in vain
 SMALLEST_SCALE = 1e-9  # of the median: below it a difference is rounding
 
 
@@ -121,20 +122,24 @@ class Function(Rule):
         super().__init__({})
         self.name = getattr(function, "__name__", type(function).__name__)  # type: ignore[misc]
         self._function = function
-        self._ran, self._missing = Streak(), First()
+        self._missing, self._came = Names(), Names()
+        self._layout: Layout | None = None  # whose names have come
         self._evaluation = False  # whether the latest finding was in one
 
     def check(self, row: Row) -> Finding | Verdict:
         numbers = {k: v for k, v in row.logged.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        metrics, missing = {**numbers, **row.metrics}, self._missing.names
+        if row.layout is not self._layout:
+            self._layout = row.layout
+            self._came.names.update(metrics)
         try:
-            found = self._function({**numbers, **row.metrics})
+            found = self._function(metrics)
         except KeyError as error:
-            (missing,) = error.args if len(error.args) == 1 else (None,)
-            if not isinstance(missing, str) or missing in numbers or missing in row.metrics:
+            (key,) = error.args if len(error.args) == 1 else (None,)
+            if not isinstance(key, str) or key in metrics or len(missing) >= MOST_MISSING:
                 raise
-            self._missing.push(missing)  # as in a log of an evaluation
+            missing.add(key)  # as in a log of an evaluation; named at the end if it never came
             return Verdict.NO_DATA
-        self._ran.count = 1
         evaluation = any(name.startswith("eval/") for name in row.metrics)
         if not isinstance(found, Finding) and not found:  # None, False, NumPy's False, an empty message
             return Verdict.HEALTHY if evaluation == self._evaluation else Verdict.NO_DATA
@@ -145,7 +150,7 @@ class Function(Rule):
         return Finding(Severity.WARNING, self.name, float("nan"), message, f"This is your own rule {self.name!r}.")
 
     def unseen(self) -> str | None:
-        return None if self._ran.count else self._missing.first
+        return min(self._missing.names - self._came.names, default=None)
 
 
 def watched(watch: Mapping[str, Any], window: int) -> list[Rule]:

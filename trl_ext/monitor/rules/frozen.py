@@ -97,12 +97,13 @@ class FrozenPolicy(Rule):
         self._peak.push(rate)
         usual = self._updates.level
         if usual is None:
-            if size > 0:
-                self._updates.push(size)
+            self._updates.push(size)
+            return 0
+        if usual < self.limits["smallest_update"]:  # a batch is used once: the ratio is 1 before the only step
             return 0
         gone = size <= self.limits["update_share"] * usual
-        if gone and rate < self.limits["rate_share"] * self._peak.value:
-            return self._no_update.count  # cannot tell
+        if gone and size > 0 and (not rate or rate < self.limits["rate_share"] * self._peak.value):
+            return self._no_update.count  # the tail of a schedule, perhaps
         return self._no_update.push(gone)
 
     def _evaluated(self, loss: float | None, name: str) -> Finding | Verdict:

@@ -80,6 +80,7 @@ class KLSpike(Rule):
     """
 
     name = "kl_spike"
+    patient = True
     metrics = METRICS
     close_after = 1
     explained_by = ("nonfinite_metric", "kl_high")
@@ -125,6 +126,7 @@ class KLRunaway(Rule):
     """
 
     name = "kl_runaway"
+    patient = True
     metrics = METRICS
     statistical = True
     explained_by = ("nonfinite_metric", "kl_high")

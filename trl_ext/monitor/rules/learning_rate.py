@@ -30,7 +30,7 @@ class LRScheduleDrift(Rule):
 
     Sees: `learning_rate` against the formula, with the options of the trainer as facts; quiet without them, and for
     schedules other than linear, cosine and constant. One step early or late is the same. In any log, a learning rate
-    that leaps to 20 times the largest before.
+    that leaps to 20 times the largest before (200 times: an error).
     Matters: a scheduler that is stepped once a process (or a mini-batch) decays many times too fast, one that is not
     restored starts over; both look like a reward that stops rising. A leap is a wrong option at a resume, or two
     schedulers.
@@ -46,7 +46,7 @@ class LRScheduleDrift(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._levels = Levels(dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["logs"]))
-        self._largest, self._logs = Largest(), Streak()
+        self._largest, self._logs, self._leaps = Largest(), Streak(), Streak()
 
     def check(self, row: Row) -> Finding | Verdict:
         value, kind = row.metrics.get("learning_rate"), self.facts.get("lr_scheduler_type")
@@ -54,9 +54,10 @@ class LRScheduleDrift(Rule):
             return Verdict.NO_DATA
         largest = self._largest.value
         if value > largest:
-            if self._logs.count >= self.limits["leap_after"] and value > self.limits["leap"] * largest:
+            leaps = self._logs.count >= self.limits["leap_after"] and value > self.limits["leap"] * largest
+            if leaps and self._leaps.push(True) <= self.limits["leap_logs"]:
                 return self._leaped(value, largest)
-            self._largest.value = value
+            self._largest.value, self._leaps.count = value, 0
         if value > 0:
             self._logs.count += 1
         if kind not in DECAYS:
@@ -85,8 +86,9 @@ class LRScheduleDrift(Rule):
         )  # fmt: skip
 
     def _leaped(self, value: float, largest: float) -> Finding:
+        far = value > self.limits["leap_error"] * largest
         return Finding(
-            Severity.ERROR, "learning_rate", value,
+            Severity.ERROR if far else Severity.WARNING, "learning_rate", value,
             f"learning rate is {value:.3g}, {value / largest:.3g} times the largest of the run so far ({largest:.3g})",
             "1. The run was resumed, or its YAML file edited, with another learning_rate. 2. Two schedulers step one "
             "optimizer. 3. A callback sets it. Go back to the checkpoint before the leap.",

@@ -25,6 +25,7 @@ class AllTruncated(Rule):
     """
 
     name = "all_truncated"
+    patient = True
     metrics = ("truncated_fraction", "completion_length")
     explained_by = ("nonfinite_metric",)
 
@@ -99,6 +100,7 @@ class EosMissing(Rule):
     """
 
     name = "eos_missing"
+    patient = True
     metrics = ("eos_count",)
     explained_by = ("nonfinite_metric", "all_truncated")
 

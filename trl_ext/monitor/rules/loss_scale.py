@@ -12,15 +12,20 @@ from trl_ext.monitor.statistics import Start
 LN2 = math.log(2)
 
 
+# accumulation steps in use; IPO starts at 25 = 36 ln 2 where beta is 0.1
+STEPS = frozenset({2**n for n in range(1, 9)} | {3 * 2**n for n in range(7)} | {5 * 2**n for n in range(6)})
+
+
 class LossScale(Rule):
     """The first loss is a multiple of the loss of an untouched model.
 
     Sees: the first log alone. Sigmoid DPO starts at ln 2, so k times that, with margins near 0, is a sum over k
     accumulation steps. A model that knows nothing has ln(vocabulary) in SFT; far above that no text can lie.
     Matters: gradients are k times too large, which the learning rate was not chosen for.
-    Source: Transformers PR #35207 (22.6 where 2 to 3 is usual). Default: within 2% of k ln 2 for k of 2 to 256; above
-    14 nats (ln of a vocabulary of 1.2 million; ln of the true one times 1.2 where it is known). An error;
-    a warning where a grad_norm below 50 says that gradients are as usual (a new head can start that high).
+    Source: Transformers PR #35207 (22.6 where 2 to 3 is usual). Default: within 2% of k ln 2 for k of 2 to 256 (1, 3 or
+    5 times a power of two); above 14 nats (ln of a vocabulary of 1.2 million; ln of the true one times 1.2 where it is
+    known). An error; a warning where a grad_norm below 50 says that gradients are as usual (a new head can start that
+    high).
     """
 
     name = "loss_scale"
@@ -55,7 +60,7 @@ class LossScale(Rule):
         k = round(loss / LN2)
         sigmoid = self.facts.get("loss_type", "sigmoid") in ("sigmoid", ["sigmoid"])
         untouched = abs(row.metrics.get("rewards/margins", 0.0)) < self.limits["margin"]
-        if not (sigmoid and untouched and 2 <= k <= 256 and abs(loss / (k * LN2) - 1) < self.limits["share"]):
+        if not (sigmoid and untouched and k in STEPS and abs(loss / (k * LN2) - 1) < self.limits["share"]):
             return Verdict.HEALTHY
         return _finding(loss, f"the first loss is {loss:.4g}, {k} times ln 2, which sigmoid DPO starts at", steps)
 

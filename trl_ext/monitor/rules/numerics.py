@@ -7,7 +7,7 @@ from typing import Any
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Layout, Row
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
-from trl_ext.monitor.statistics import Statistic, Streak
+from trl_ext.monitor.statistics import Names, Streak
 
 # The most telling first: a NaN reward explains a NaN gradient, not the other way round. Left out because healthy runs
 # have them: ratio_variance (of a single number on stock PPO), standard deviations over one completion, the explained
@@ -37,7 +37,7 @@ class NonfiniteMetric(Rule):
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
-        self._seen = _Names()
+        self._seen = Names()
         self._grad_norm_streak = Streak()
         self._layout: Layout | None = None  # whose names have been seen
 
@@ -75,19 +75,6 @@ class NonfiniteMetric(Rule):
         bad = {name: lost[name] for name in WATCHED if name in lost}
         functions = {name: value for name, value in lost.items() if _is_function(name)}
         return bad if any(map(_is_function, row.metrics)) else {**functions, **bad}
-
-
-class _Names(Statistic):
-    """The metrics that have been a number."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"names": sorted(self.names)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.names = set(state["names"])
 
 
 def _is_function(name: str) -> bool:

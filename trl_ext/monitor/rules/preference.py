@@ -7,7 +7,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.warmup import AfterWarmup
-from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Start, Streak, Window
+from trl_ext.monitor.statistics import Blocks, Largest, Noise, Recent, Streak, Window
 
 LN2 = math.log(2)
 _OTHER_LOSSES = frozenset({"nll_loss", "log_odds_ratio", "log_odds_chosen", "kl_kto"})
@@ -60,7 +60,8 @@ class IdenticalPairs(Rule):
         m = row.metrics
         chosen = m.get("logps/chosen")
         if chosen is not None:
-            same, what = chosen != 0 and chosen == m.get("logps/rejected"), "log-probability"
+            same = chosen != 0 and chosen == m.get("logps/rejected") and m.get("rewards/margins", 0.0) == 0
+            what = "log-probability"
         elif "mean_reward" in m and "margin" in m:
             same, what = m["margin"] == 0, "score"
         else:
@@ -80,11 +81,12 @@ class LikelihoodDisplacement(Rule):
     """The likelihood of the chosen answers falls as well, only more slowly.
 
     Sees: `rewards/chosen` below -1, and the margin still positive, two logs in a row; worse, their log-probability a
-    multiple of what it was in the first log, four logs in a row.
+    multiple of the reference's on the same answers (which follows from `beta`; where that is not known, of the lowest
+    in the first three logs), four logs in a row.
     Matters: probability goes to answers that nobody chose; at several times the log-probability no text of use is left.
     Source: arXiv 2410.08847; eric-mitchell/direct-preference-optimization#36. Default: an `info`, since it is common in
-    DPO and often harmless, never an error on the sign alone; at three times the first log-probability a warning, at six
-    an error.
+    DPO and often harmless, never an error on the sign alone; at three times that log-probability a warning, at six an
+    error.
     """
 
     name = "preference_displacement"
@@ -95,16 +97,18 @@ class LikelihoodDisplacement(Rule):
         super().__init__(limits, window)
         worse = dict.fromkeys((Severity.WARNING, Severity.ERROR), limits["worse_logs"])
         self._levels = Levels({Severity.INFO: limits["logs"], **worse})
-        self._first = Start(1)
+        self._logs, self._lowest = Streak(), Largest()
 
     def check(self, row: Row) -> Finding | Verdict:
         chosen, margin = row.metrics.get("rewards/chosen"), row.metrics.get("rewards/margins")
         if chosen is None or margin is None:
             return Verdict.NO_DATA
-        log_probability = row.metrics.get("logps/chosen", 0.0)
-        if self._first.level is None:
-            self._first.push(log_probability)
-        first = self._first.level or -math.inf  # 0: no token counts, or it is not logged
+        log_probability, beta = row.metrics.get("logps/chosen", 0.0), self.facts.get("beta") or 0
+        if self._logs.push(True) <= self.limits["first_logs"]:
+            self._lowest.push(-log_probability)
+        # of the reference on the very same answers; where beta is not known, of the longest among the first logs
+        before = log_probability - chosen / beta if beta > 0 else -self._lowest.value
+        first = before if before < 0 else -math.inf  # 0: no token counts, or it is not logged
         low, limits = chosen < -self.limits["reward"], self.limits
         verdict = self._levels.push(
             low and margin > 0,
@@ -116,8 +120,8 @@ class LikelihoodDisplacement(Rule):
         if verdict is not Severity.INFO:
             return Finding(
                 verdict, "logps/chosen", log_probability,
-                f"the chosen answers have become improbable: log-probability {log_probability:.4g}, {first:.4g} in the "
-                f"first log (implicit reward {chosen:.3g}, margin {margin:+.3g})",
+                f"the chosen answers have become improbable: log-probability {log_probability:.4g}, {first:.4g} at the "
+                f"start (implicit reward {chosen:.3g}, margin {margin:+.3g})",
                 "1. learning_rate is too high: DPO wants 5e-7 to 5e-6 for full weights, 1e-5 to 5e-5 for LoRA; start "
                 "again from the model. 2. Add the likelihood of the chosen to the loss: loss_type=['sigmoid', 'sft']. "
                 "3. Raise beta. Read generated answers before you keep this model.",

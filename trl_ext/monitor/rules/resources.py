@@ -9,7 +9,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.reward_components import Functions
-from trl_ext.monitor.statistics import Blocks, Recent, Start, Statistic, finite
+from trl_ext.monitor.statistics import Blocks, Largest, Recent, Start, Statistic, finite
 
 BLOCK = 4  # logs
 MEMORY = {"system/rss_mb": "MB", "system/gpu_memory_mb": "MB", "memory_gb": "GB"}
@@ -75,6 +75,7 @@ class MemoryGrowth(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._blocks, self._climbs = Functions(Blocks), Functions(_Climb)
+        self._level, self._told = Largest(), Largest()  # at the latest finding; at that before memory was calm again
 
     def check(self, row: Row) -> Finding | Verdict:
         calm = False
@@ -86,11 +87,14 @@ class MemoryGrowth(Rule):
                 new = climb.push(value)
                 if (new or len(blocks) > before) and climb.blocks * BLOCK >= self.limits["logs"]:
                     found = self._leak(metric, row, climb) if new else None
-                    if found is None and len(blocks) > before:
+                    if found is None and len(blocks) > before and climb.quiet < self.limits["quiet_blocks"]:
                         found = self._judge(metric, row, blocks)
-                    if found is not None:
+                    if found is not None and value > self.limits["again"] * self._told.value:
+                        self._level.push(value)
                         return found
                     calm = climb.quiet >= self.limits["quiet_blocks"]
+        if calm:
+            self._told.value = self._level.value
         return Verdict.HEALTHY if calm else Verdict.NO_DATA
 
     def _leak(self, metric: str, row: Row, climb: _Climb) -> Finding | None:

@@ -94,7 +94,8 @@ class RewardDrop(Rule):
         gain = peak - series.start
         if peak - level <= max(0.01 * abs(peak), self.limits["share"] * gain):
             return None
-        below = series.start - level > max(self.limits["deviations"] * series.noise, least, 0.5 * gain)
+        deviations = self.limits["deviations" if least else "early_error"]
+        below = series.start - level > max(deviations * series.noise, least, 0.5 * gain)
         return _Drop(level, peak, logs, below)
 
 

@@ -1,0 +1,123 @@
+"""What comes close to a limit and is healthy, or is just beyond it: one limit a test."""
+
+import pytest
+
+from trl_ext.monitor.engine import Engine
+
+
+def said(rule, logs, **arguments):
+    """`(opened, severity)` of each alert of one rule; logs are a dictionary of lists or of numbers."""
+    engine = Engine([rule], warmup_steps=0, **arguments)
+    count = max(len(values) for values in logs.values() if isinstance(values, list))
+    for step in range(count):
+        engine.observe(step, {k: v[step] if isinstance(v, list) else v for k, v in logs.items()})
+    engine.flush()
+    return [(alert.opened, str(alert.severity)) for alert in engine.alerts]
+
+
+def test_a_small_loss_may_grow_by_factors():
+    assert said("early_divergence", {"loss": [0.1] + [0.5] * 10}) == []
+    assert said("early_divergence", {"loss": [0.1] + [2.2] * 10}) == [(4, "error")]
+
+
+def test_only_the_first_logs_are_compared_with_the_first():
+    assert said("early_divergence", {"loss": [1.0] * 40 + [4.0] * 10}) == []
+    assert said("early_divergence", {"loss": [1.0] * 28 + [4.0] * 10}) == [(31, "error")]
+
+
+@pytest.mark.parametrize(("accuracy", "named"), [(0.05, [(3, "error")]), (0.2, [])])
+def test_a_model_is_wrong_when_its_accuracy_is_below_half_of_what_its_entropy_promises(accuracy, named):
+    """exp(-1) / 2 is 0.18."""
+    logs = {"loss": [6.0] * 10, "entropy": 1.0, "mean_token_accuracy": accuracy}
+    assert said("early_divergence", logs) == named
+
+
+def preference(**changed):
+    return {"loss": 0.1, "rewards/chosen": 0.5, "rewards/rejected": -0.5, "rewards/accuracies": 1.0, **changed}
+
+
+def test_one_large_margin_is_no_trend():
+    assert said("preference_magnitude", preference(**{"rewards/margins": [5.0] * 10 + [500.0] + [5.0] * 10})) == []
+
+
+def test_the_best_of_many_uncertain_means_is_luck():
+    """Accuracies that alternate by 0.11 about their mean: twenty have a standard error of 0.035."""
+    accuracy = [0.70 + 0.11 * (-1) ** i for i in range(60)] + [0.53 + 0.11 * (-1) ** i for i in range(20)]
+    assert said("preference_chance", {"loss": 0.6, "rewards/accuracies": accuracy}) == []
+
+
+def scores(count, **changed):
+    usual = {"loss": 0.5, "margin": 2.0, "mean_reward": 0.0, "min_reward": -1.0, "max_reward": 1.0, "accuracy": 0.8}
+    return {name: value if isinstance(value, list) else [value] * count for name, value in {**usual, **changed}.items()}
+
+
+def test_scores_that_were_large_from_the_start_have_not_grown():
+    assert said("reward_model_scale", scores(12, loss=1.5, max_reward=[8.0] + [20.0] * 11)) == []
+    assert said("reward_model_scale", scores(12, loss=1.5, max_reward=[6.0] + [20.0] * 11)) == [(4, "warning")]
+
+
+def test_an_offset_counts_where_it_dwarfs_the_margin():
+    drift = [0.0] + [30.0] * 11
+    assert said("reward_model_scale", scores(12, mean_reward=drift, margin=10.0)) == []
+    assert said("reward_model_scale", scores(12, mean_reward=drift, margin=3.0)) == [(7, "warning")]
+
+
+@pytest.mark.parametrize(("update", "rate", "named"), [(1e-6, 1.0, True), (1e-6, 0.05, False), (0.0, 0.05, True)])
+def test_updates_that_vanish_with_the_learning_rate_are_its_tail(update, rate, named):
+    logs = {"policy/approxkl_avg": [0.02] * 20 + [update] * 20, "lr": [1e-6] * 20 + [1e-6 * rate] * 20}
+    assert bool(said("frozen_policy", {**logs, "objective/kl": 2.0})) == named
+
+
+def test_a_batch_that_is_used_once_has_no_update_to_see():
+    kl = [1e-13 if i % 7 == 3 else 0.0 for i in range(100)]
+    assert said("frozen_policy", {"policy/approxkl_avg": kl, "objective/kl": 2.0, "lr": 1e-6}) == []
+
+
+def memory(*rises):
+    """200 calm logs, then four logs at each share above that."""
+    return {
+        "memory_gb": [40.0 + 0.1 * (i % 5) for i in range(200)] + [40 * (1.01 + r) for r in rises for _ in range(4)]
+    }
+
+
+def test_a_climb_of_less_than_a_twentieth_is_none():
+    assert said("memory_growth", memory(*(0.004 * i for i in range(8)))) == []
+    assert len(said("memory_growth", memory(*(0.008 * i for i in range(8))))) == 1
+
+
+def test_memory_that_rests_for_a_while_has_not_stopped_growing():
+    engine = Engine(["memory_growth"])
+    rises = [0.01 * i for i in range(10)] + [0.09] * 6
+    for step, value in enumerate(memory(*rises)["memory_gb"]):
+        engine.observe(step, {"memory_gb": value})
+    engine.flush()
+    assert [alert.closed for alert in engine.alerts] == [None]
+
+
+@pytest.mark.parametrize(("spikes", "named"), [((70, 80, 90), 0), ((66, 76, 86, 96), 1)])
+def test_four_spikes_of_a_hundred_times_recur(spikes, named):
+    norms = [200.0 if i in spikes else 1.0 + 0.1 * (i % 5) for i in range(100)]
+    assert len(said("grad_norm_spike", {"grad_norm": norms, "loss": 1.0})) == named
+
+
+@pytest.mark.parametrize(("facts", "named"), [({"beta": 0.1}, []), ({}, [])])
+def test_one_short_pair_at_first_is_no_reference(facts, named):
+    """Pairs of any length: the reference's log-probability is 10 nats higher in each."""
+    lengths = [-25.0, *(-150.0 - 100 * (i % 3) for i in range(30))]
+    logs = {"rewards/chosen": -1.5, "rewards/margins": 2.0, "logps/chosen": lengths, "logps/rejected": -90.0}
+    alerts = said("preference_displacement", logs, facts=facts)
+    assert [severity for _, severity in alerts if severity != "info"] == named
+
+
+def test_a_learning_rate_that_leapt_is_that_of_the_run_after_ten_logs():
+    engine = Engine(["lr_schedule_drift"])
+    for step in range(60):
+        engine.observe(step, {"learning_rate": 1e-6 if step < 20 else 5e-5})
+    engine.flush()
+    assert [(a.opened, str(a.severity), a.closed) for a in engine.alerts] == [(20, "warning", 34)]
+
+
+@pytest.mark.parametrize(("k", "named"), [(32, True), (36.07, False)])
+def test_ipo_starts_at_twenty_five(k, named):
+    logs = {"loss": [k * 0.693147] * 3, "rewards/chosen": 0.0, "rewards/margins": 0.0, "rewards/rejected": 0.0}
+    assert bool(said("loss_scale", logs)) == named
