@@ -80,3 +80,16 @@ def test_stored_options_that_make_no_sense_are_left_out(scripted, tmp_path, caps
     said, notes = replayed(capsys, tmp_path / "run")
     assert ("nonfinite_metric", "critical", 35) in said
     assert ("judged without the options" in notes) == bool(stored and "not_stored" not in stored)
+
+
+def test_each_session_is_replayed_by_its_own_facts(scripted, tmp_path, capsys):
+    """A resume with more steps has another schedule; the rows before it followed the first."""
+    saving = {"save_strategy": "steps", "save_steps": 8, "learning_rate": 0.1}
+    scripted(AnomalyDetectionCallback(rules=["lr_schedule_drift"]), logs, steps=16, **saving).train()
+    callback = AnomalyDetectionCallback(rules=["lr_schedule_drift"])
+    resumed = scripted(callback, logs, steps=64, **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-8"))
+    facts = json.loads((tmp_path / "run" / "trl_ext" / "facts.json").read_text())
+    assert (facts["max_steps"], facts["earlier"]["0"]["max_steps"]) == (64, 16)
+    said, _ = replayed(capsys, tmp_path / "run")
+    assert said == [(alert.rule, str(alert.severity), alert.opened) for alert in callback.alerts]

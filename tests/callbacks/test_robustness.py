@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.callbacks import AnomalyDetectionCallback, BestCheckpointCallback, PPOMonitoringCallback
-from trl_ext.monitor import read_alerts, read_metrics
+from trl_ext.callbacks._run import MonitoredRun
+from trl_ext.monitor import Finding, Rule, Verdict, read_alerts, read_metrics
 
 ROOT = Path(__file__).parents[2]
 KEYS = ["reward", "kl", "objective/kl", "entropy", "loss", "grad_norm", "val/ratio", "loss/value_avg", "epoch",
@@ -240,3 +241,80 @@ def test_what_comes_back_within_a_few_logs_is_written_and_not_said_again(scripte
     events = [json.loads(line)["event"] for line in (tmp_path / "run/trl_ext/alerts.jsonl").read_text().splitlines()]
     assert events == ["opened", "recovered", "reopened"]
     assert sum("kl_high" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
+
+
+FINDINGS = [
+    {"value": np.float32(9), "evidence": {"a": np.int64(1), "b": torch.tensor(2.5), "c": {1}, "d": [np.float64(0.5)]}},
+    {"value": torch.tensor(9), "evidence": None},
+    {"value": np.float64("inf"), "evidence": {1: object(), "x": np.ones(3)}},
+]
+
+
+@pytest.mark.parametrize("parts", FINDINGS)
+def test_what_a_user_puts_into_a_finding_can_be_written(scripted, tmp_path, parts):
+    def mine(metrics):
+        return Finding("error", "kl", parts["value"], "high", "lower it", parts["evidence"])
+
+    callback = PPOMonitoringCallback(custom_rules=[mine], rules=[])
+    scripted(callback, save_strategy="steps", save_steps=2).train()
+    (alert,) = read_alerts(tmp_path / "run" / "trl_ext" / "alerts.jsonl")
+    assert alert.rule == "mine" and len(read_metrics(tmp_path / "run" / "trl_ext" / "metrics.jsonl")) == 7
+    state = json.loads((tmp_path / "run" / "checkpoint-4" / "trl_ext_monitor.json").read_text(), parse_constant=refuse)
+    assert [kept["rule"] for kept in state["engine"]["alerts"]] == ["mine"]
+
+
+@pytest.mark.parametrize("wrong", [{"message": 5}, {"value": None}, {"value": "x"}])
+def test_a_finding_that_is_none_switches_its_rule_off(scripted, wrong, caplog):
+    parts = {"severity": "error", "metric": "kl", "value": 1.0, "message": "m", "advice": "a", **wrong}
+    callback = PPOMonitoringCallback(custom_rules=[lambda metrics: Finding(**parts)], rules=[])
+    trainer = scripted(callback, save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 6 and callback.alerts == []
+    assert sum("failed and is off" in record.getMessage() for record in caplog.records) == 1
+
+
+class StatefulRule(Rule):
+    name = "stateful"
+    kept: object = np.float32(1.5)
+
+    def check(self, row):
+        return Verdict.HEALTHY
+
+    def state_dict(self):
+        if self.kept is None:
+            raise RuntimeError("no state")
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state):
+        self.kept = state["kept"]
+
+
+@pytest.mark.parametrize("kept", [np.float32(1.5), None])
+def test_a_state_that_json_cannot_hold_ends_no_run(scripted, tmp_path, kept):
+    rule = StatefulRule({})
+    rule.kept = kept
+    trainer = scripted(PPOMonitoringCallback(rules=["kl_high", rule]), save_strategy="steps", save_steps=2)
+    trainer.train()
+    state = json.loads((tmp_path / "run" / "checkpoint-4" / "trl_ext_monitor.json").read_text())
+    assert state["engine"]["rules"].get("stateful") == (None if kept is None else {"kept": 1.5})
+
+
+def test_a_monitor_that_fails_to_give_its_state_ends_no_run(scripted, monkeypatch):
+    monkeypatch.setattr(MonitoredRun, "state_dict", lambda self, step: 1 / 0)
+    trainer = scripted(PPOMonitoringCallback(), save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 6
+
+
+class Tagged(PPOMonitoringCallback):
+    def __init__(self, tag):
+        super().__init__(rules=["kl_high"])
+        self.tag = tag
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+def test_a_copy_of_a_subclass_keeps_what_is_its_own(scripted, copied):
+    callback = Tagged("mine")
+    scripted(callback, lambda step: {"objective/kl": 50.0}).train()
+    other = copied(callback)
+    assert (type(other), other.tag, other.alerts) == (Tagged, "mine", [])

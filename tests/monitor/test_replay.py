@@ -342,3 +342,22 @@ def test_numbers_that_were_written_as_strings_are_numbers(tmp_path):
     log = read_log(path)
     rows = list(log.rows)
     assert rows[0].logs["loss"] == 0.5 and math.isnan(rows[3].logs["grad_norm"])
+
+
+def test_our_file_says_which_infinity_and_by_the_logged_key(tmp_path):
+    """KTO's `kl` is another quantity beside its rewards."""
+    logs = {"loss": 0.5, "rewards/chosen": 0.1, "logps/chosen": -9.0}
+    rows = [(1, {**logs, "kl": 0.1}), (2, {**logs, "kl": math.inf}), (3, {**logs, "kl": -math.inf})]
+    live, engine = Engine(), Engine()
+    for step, row in rows:
+        live.observe(step, row)
+    replayed(as_our_file(tmp_path / "log", rows), engine)
+    assert [alert.message for alert in engine.alerts] == [alert.message for alert in live.alerts]
+    assert "kl is inf" in engine.alerts[0].message
+
+
+@pytest.mark.parametrize("text", ["\x1c", "\x1d\n\x1e", "\x0b\n"])
+def test_a_file_of_blanks_alone_is_refused(tmp_path, text):
+    (tmp_path / "blank").write_text(text)
+    with pytest.raises(UserError):
+        replay(read_log(tmp_path / "blank"), Engine(), "blank")

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from trl_ext.monitor.metrics import METRICS, canonical_name_beside
+from trl_ext.monitor.metrics import BESIDE, METRICS, canonical_name_beside
 
 # Keys that carry the step, the most telling first; `_step` counts the calls of wandb.log. ms-swift logs "5/100".
 STEP_KEYS = (
     "step", "train/global_step", "global_step", "trainer/global_step", "current_steps", "global_step/max_steps",
     "Step", "_step",
 )  # fmt: skip
+_CANONICAL = {*METRICS, *(meaning for *_, meaning in BESIDE)}
 _INDEX_KEYS = {*STEP_KEYS, "", "Unnamed: 0"} - {"current_steps"}  # which also tells LLaMA-Factory's logs
 _SUMMARY = {"train_runtime", "train_loss", "total_flos", "train_samples_per_second", "train_steps_per_second"}
 _PROGRESS = {"epoch", "num_tokens", "episode"}
@@ -145,8 +146,8 @@ def _number(text: str) -> float | str:
 def _written_twice(keys: tuple[str, ...]) -> list[tuple[str, str]]:
     """Our own file has each metric under its logged and its canonical name; the monitor has seen the first: (canonical,
     logged)."""
-    pairs = [(canonical_name_beside(key, keys), key) for key in keys if key not in METRICS]
-    return [(name, key) for name, key in pairs if name in METRICS and name in keys]
+    pairs = [(canonical_name_beside(key, keys), key) for key in keys if key not in _CANONICAL]
+    return [(name, key) for name, key in pairs if name in _CANONICAL and name in keys]
 
 
 def _kind(key: str) -> str:
