@@ -45,11 +45,13 @@ def _wandb_writes_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_wandb_run_outlives_its_test() -> Iterator[None]:
-    """`wandb.init` in a later test would get that run back, with its folder."""
+    """`wandb.init` in a later test would get that run back, or the folder that its process was set up with."""
     yield
     wandb = sys.modules.get("wandb")
-    if getattr(wandb, "run", None) is not None:
-        wandb.finish()
+    if hasattr(wandb, "teardown"):
+        if wandb.run is not None:
+            wandb.finish()
+        wandb.teardown()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
