@@ -286,7 +286,6 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("early_divergence.nats", 2, "nats above the first log", "small losses vary by factors"),
     Threshold("early_divergence.first_logs", 32, "logs", "later loss_divergence has a history"),
     Threshold("early_divergence.above_entropy", 4, "nats", "text of another domain costs 1 to 2 more than the entropy"),
-    Threshold("early_divergence.accuracy_share", 0.5, "of exp(-entropy)", "a calibrated model is right more often"),
     Threshold("early_divergence.logs", 4, "logs in a row", _IN_A_ROW),
     Threshold("no_supervised_tokens.logs", 2, "logs in a row", "three numbers exactly 0 are never chance"),
     Threshold("no_supervised_tokens.loss_only_logs", 10, "logs in a row",

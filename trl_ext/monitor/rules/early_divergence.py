@@ -1,6 +1,5 @@
 """A loss on given text that breaks before the run has a history."""
 
-import math
 from collections.abc import Mapping
 
 from trl_ext.monitor.alerts import Severity
@@ -13,9 +12,8 @@ from trl_ext.monitor.statistics import Start, Streak
 class EarlyDivergence(Rule):
     """The first updates destroy the model.
 
-    Sees, either: (1) SFT's loss 4 nats above the model's own entropy H, and a token accuracy below half of exp(-H),
-    which the most likely token has at least: the model is sure, and wrong; (2) within the first 32 logs, a loss three
-    times that of the first log and 2 nats above it.
+    Sees, either: (1) SFT's loss 4 nats above the model's own entropy, and 2 above that of the first log: the model is
+    sure, and wrong; (2) within the first 32 logs, a loss three times that of the first log and 2 nats above it.
     Matters: with a learning rate far too high the damage is done in two updates, and what follows looks like training.
     Source: runs of every trainer here with a thousandfold learning rate; nothing published. Default: four logs in a
     row, an error.
@@ -47,9 +45,8 @@ class EarlyDivergence(Rule):
         high = self._high.push(high and (logs <= limits["first_logs"] or self._high.count > 0)) >= limits["logs"]
         entropy = m.get("entropy_per_token")
         above = loss - entropy if entropy is not None and "rewards/chosen" not in m and "accuracy" not in m else 0.0
-        wrong = above > limits["above_entropy"] and (
-            m.get("token_accuracy", 1.0) < limits["accuracy_share"] * math.exp(-max(entropy or 0.0, 0.0))
-        )
+        # what a mixture adds (an auxiliary loss, a sum over accumulation steps) is in the first log as well
+        wrong = above > limits["above_entropy"] and loss > first + limits["nats"]
         sure = self._sure.push(wrong) >= limits["logs"]
         if not (high or sure):
             return Verdict.NO_DATA if self._high.count or self._sure.count else Verdict.HEALTHY
