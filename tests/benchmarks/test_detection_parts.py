@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from detection.faults import FAULTS
 from detection.judging import Case, false_alarms, outcome
 from detection.simulated import START, STEPS, WORLDS, simulate
 from detection.simulated_faults import cases, faulty
@@ -22,6 +23,8 @@ from trl_ext.monitor import RULES
 
 # told by the tokenizer and the options, not by a log
 NOT_IN_LOGS = {"tokenizer_setup", "value_loss_weight"}
+# a real run with the fault in its training shows them, and better than a simulated log
+IN_REAL_RUNS = {"early_divergence", "preference_identical", "reward_model_scale"}
 
 
 def case(rows=10, starts=5, group="real", verdict="troubled", expected=("kl_high",)):
@@ -29,9 +32,10 @@ def case(rows=10, starts=5, group="real", verdict="troubled", expected=("kl_high
     return Case("name", group, "title", "grpo", logs, expected, starts, verdict)
 
 
-def test_every_rule_a_log_can_show_has_a_simulated_fault():
+def test_every_rule_a_log_can_show_has_a_fault():
     expected = {rule for _, _, _, rules, _ in cases().values() for rule in rules}
-    assert expected == set(RULES) - NOT_IN_LOGS
+    assert expected == set(RULES) - NOT_IN_LOGS - IN_REAL_RUNS
+    assert {rule for fault in FAULTS for rule in fault.expected} >= IN_REAL_RUNS
 
 
 def test_a_fault_changes_nothing_before_it_begins():
