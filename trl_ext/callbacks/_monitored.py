@@ -11,7 +11,7 @@ from transformers.trainer_callback import ExportableState
 
 from trl_ext.callbacks._checkpoint_state import keep_one, kept_attributes, stored_states, write_state
 from trl_ext.callbacks._facts import read_facts
-from trl_ext.callbacks._frames import calling_handler, calling_trainer, replaced_callback
+from trl_ext.callbacks._frames import calling_handler, calling_trainer, share_with_replaced
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._options import MonitorOptions
 from trl_ext.callbacks._order import move_before_reporting
@@ -59,6 +59,11 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         engine = self._options.engine(self._facts)
         return MonitoredRun(engine, self._options.history_size, self._new_view(), self._options.on_alert)
 
+    def _fresh_run(self) -> MonitoredRun:
+        run = self._new_run()
+        run.engine.load_state_dict(self._untouched)  # rule instances may have seen an earlier run
+        return run
+
     def state(self) -> dict[str, Any]:
         """For `trainer_state.json`: the arguments that JSON can hold, and the state of the run."""
         try:
@@ -74,10 +79,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     @restored.setter
     def restored(self, record: dict[str, Any] | None) -> None:
-        replaced = replaced_callback(self)
-        if replaced is not None:
-            # JSON holds no functions, and the user's variable names the old object: the two become one
-            self.__dict__ = replaced.__dict__
+        share_with_replaced(self)  # JSON holds no functions
         self._restored = record
 
     def _record(self, step: int) -> dict[str, Any]:
@@ -93,8 +95,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._run.finish(completed=False)  # of an earlier train() that raised
         self.slot = self.slot or claim_late_slot(self, calling_handler(self), MonitoredTraining)
         self._facts = read_facts(args, state, calling_trainer(self), **event)
-        self._run = self._new_run()
-        self._run.engine.load_state_dict(self._untouched)  # rule instances may have seen an earlier run
+        self._run = self._fresh_run()
         self._resume(args, state)
         keep_one(state, type(self).__name__, self.state())
         move_before_reporting(self)
@@ -118,8 +119,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
                 return
             except Exception as error:  # damaged, or of another version
                 logger.warning("A state of the monitor cannot be used: %s: %s", type(error).__name__, error)
-                self._run = self._new_run()
-                self._run.engine.load_state_dict(self._untouched)
+                self._run = self._fresh_run()
         logger.warning("No state of the monitor for step %d: it starts afresh.", state.global_step)
 
     def _folder(self, args: TrainingArguments) -> Path:

@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from trl_ext.monitor.metrics import canonical_names
@@ -115,7 +114,6 @@ class PPOView:
             self._epochs[int(number)].load(totals)
 
 
-@lru_cache(maxsize=256)
 def _keys(keys: tuple[Any, ...]) -> tuple[str, str, str]:
     """The logged keys of the KL to the reference, the policy loss and the value loss; `""` where there is none."""
     where = {name: key for key, name in zip(keys, canonical_names(keys), strict=True)}

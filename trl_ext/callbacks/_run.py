@@ -70,7 +70,7 @@ class MonitoredRun:
         """
         self._files = RunFiles(folder)
         self._files.facts(self.engine.facts, replayable)
-        self._files.summary(self.summary())  # what an earlier run left here is not said of this one
+        self.write_summary()  # what an earlier run left here is not said of this one
         self._system = SystemMetrics(gpu_index) if system_metrics else None
 
     def observe(self, step: int, epoch: float | None, logs: Mapping[str, Any]) -> dict[str, float]:
@@ -180,7 +180,7 @@ class MonitoredRun:
         if self._files is not None and not self._files.closed:
             self._completed = completed
             self.flush()  # training may have raised
-            self._files.summary(self.summary())
+            self.write_summary()
             self._files.close()
 
     def write_summary(self) -> None:

@@ -9,7 +9,7 @@ from transformers.trainer_callback import ExportableState
 
 from trl_ext.callbacks._best import greater_is_better_for, is_better, load_best_model, metric_value
 from trl_ext.callbacks._checkpoint_state import checkpoint_folder, keep_one, kept_attributes
-from trl_ext.callbacks._frames import calling_handler, calling_trainer, replaced_callback
+from trl_ext.callbacks._frames import calling_handler, calling_trainer, share_with_replaced
 from trl_ext.callbacks._ranks import from_main_process
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks.stopping import ignores_control
@@ -80,9 +80,7 @@ class BestCheckpointCallback(TrainerCallback, ExportableState):
 
     @kept.setter
     def kept(self, _: dict[str, Any]) -> None:
-        replaced = replaced_callback(self)
-        if replaced is not None:
-            self.__dict__ = replaced.__dict__  # the user's variable names the old object: the two become one
+        share_with_replaced(self)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         handler = calling_handler(self)

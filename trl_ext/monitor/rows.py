@@ -10,7 +10,7 @@ from typing import Any
 from trl_ext.monitor.metrics import canonical_names
 
 LARGEST = 1e100  # beyond it squares are infinite, and nothing that is measured is as large
-_UNUSABLE = object()
+UNUSABLE = object()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -81,8 +81,8 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
     logged: dict[str, Any] = {}
     row = Row(step, {}, {}, [], logged, None, layout)
     for name, key, found in zip(layout.names, layout.keys, values, strict=True):
-        value: Any = _scalar(found) if isinstance(key, str) else _UNUSABLE
-        if value is _UNUSABLE:
+        value: Any = scalar(found) if isinstance(key, str) else UNUSABLE
+        if value is UNUSABLE:
             continue
         logged[key] = value
         if value is None:
@@ -104,8 +104,8 @@ def _all_finite(values: tuple[float, ...]) -> bool:
         return False
 
 
-def _scalar(value: Any) -> Any:
-    """A plain number, bool, string or `None`; `_UNUSABLE` for anything else."""
+def scalar(value: Any) -> Any:
+    """A plain number, bool, string or `None`; `UNUSABLE` for anything else."""
     if value is None or type(value) is float:
         return value
     if isinstance(value, str):
@@ -118,8 +118,8 @@ def _scalar(value: Any) -> Any:
             return value
         if isinstance(value, int) and abs(value) < 2**63:
             return int(value)
-        return float(value) if isinstance(value, Real) else _UNUSABLE
+        return float(value) if isinstance(value, Real) else UNUSABLE
     except OverflowError:
         return math.inf if value > 0 else -math.inf
     except Exception:  # whatever an object of the user raises
-        return _UNUSABLE
+        return UNUSABLE

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from numbers import Real
 from typing import Any, ClassVar
 
 from trl_ext.monitor.alerts import Severity
-from trl_ext.monitor.rows import Row
+from trl_ext.monitor.rows import UNUSABLE, Row, scalar
 from trl_ext.monitor.statistics import Statistic
 
 _PLAIN = frozenset({float, int, str, bool, type(None)})
@@ -21,12 +20,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    try:
-        return (
-            plain(value.item()) if hasattr(value, "item") else float(value) if isinstance(value, Real) else str(value)
-        )
-    except Exception:  # an array, say
-        return str(value)
+    number = scalar(value)
+    return str(value) if number is UNUSABLE else number  # an array, say
 
 
 @dataclass(frozen=True)

@@ -37,17 +37,16 @@ class EarlyDivergence(Rule):
             return Verdict.NO_DATA
         limits = self.limits
         logs = self._count.push(True)
-        if logs == 1:
-            self._first.push(loss)
+        self._first.push(loss)
         first = self._first.level
         assert first is not None
-        high = loss > limits["times"] * abs(first) and loss > first + limits["nats"]
+        risen = loss > first + limits["nats"]
+        high = risen and loss > limits["times"] * abs(first)
         high = self._high.push(high and (logs <= limits["first_logs"] or self._high.count > 0)) >= limits["logs"]
         entropy = m.get("entropy_per_token")
         above = loss - entropy if entropy is not None and "rewards/chosen" not in m and "accuracy" not in m else 0.0
         # what a mixture adds (an auxiliary loss, a sum over accumulation steps) is in the first log as well
-        wrong = above > limits["above_entropy"] and loss > first + limits["nats"]
-        sure = self._sure.push(wrong) >= limits["logs"]
+        sure = self._sure.push(risen and above > limits["above_entropy"]) >= limits["logs"]
         if not (high or sure):
             return Verdict.NO_DATA if self._high.count or self._sure.count else Verdict.HEALTHY
         what = f"loss is {loss:.3g}, {first:.3g} in the first log" if high else f"loss is {loss:.3g}"

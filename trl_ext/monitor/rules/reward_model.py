@@ -36,9 +36,8 @@ class RewardModelScale(Rule):
         if not {"mean_reward", "min_reward", "max_reward", "margin", "loss"} <= m.keys():
             return Verdict.NO_DATA
         mean, size = m["mean_reward"], max(abs(m["min_reward"]), abs(m["max_reward"]))
-        if self._first_mean.level is None:
-            self._first_mean.push(mean)
-            self._first_size.push(size)
+        self._first_mean.push(mean)
+        self._first_size.push(size)
         first_mean, first_size = self._first_mean.level, self._first_size.level
         assert first_mean is not None and first_size is not None
         self._losses.push(m["loss"])

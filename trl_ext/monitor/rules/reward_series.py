@@ -27,7 +27,7 @@ class RewardSeries(Statistic):
         self.start: float | None = None
         self.noise = self.short = self.middle = self.long = 0.0
         self._start, self._noise = Start(10), Noise(window)
-        self.latest: deque[float] = deque(maxlen=SIZES[-1])
+        self.latest: deque[float] = deque(maxlen=LONG)
         self._sums = dict.fromkeys(SIZES, 0.0)
         self._pushes = 0
         self._row: Row | None = None
@@ -58,7 +58,7 @@ class RewardSeries(Statistic):
         self._pushes += 1
         if self._pushes % MIDDLE == 0:
             self._whole(sums[MIDDLE] / MIDDLE)
-        if self._pushes % SIZES[-1] == 0:  # so that rounding cannot add up
+        if self._pushes % LONG == 0:  # so that rounding cannot add up
             self._sums = {size: math.fsum(list(latest)[-size:]) for size in SIZES}
 
         self._means()
