@@ -128,3 +128,15 @@ def test_a_learning_rate_that_leapt_is_that_of_the_run_after_ten_logs():
 def test_ipo_starts_at_twenty_five(k, named):
     logs = {"loss": [k * 0.693147] * 3, "rewards/chosen": 0.0, "rewards/margins": 0.0, "rewards/rejected": 0.0}
     assert bool(said("loss_scale", logs)) == named
+
+
+def test_memory_of_one_kind_says_nothing_of_another():
+    """What filled in MB is no level for GB; and what rests does not close the alert of what grows."""
+    engine = Engine(["memory_growth"])
+    for step in range(700):
+        process = 20_000.0 + 20 * min(max(0, step - 150), 100)
+        engine.observe(step, {"system/rss_mb": process, "memory_gb": 40 + 0.1 * max(0, step - 400)})
+    engine.flush()
+    assert [(a.metric, a.opened // 100, a.closed is None) for a in engine.alerts] == [
+        ("system/rss_mb", 2, False), ("memory_gb", 4, True),
+    ]  # fmt: skip

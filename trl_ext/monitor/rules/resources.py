@@ -9,19 +9,24 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rows import Row
 from trl_ext.monitor.rules.base import Finding, Levels, Rule, Verdict
 from trl_ext.monitor.rules.reward_components import Functions
-from trl_ext.monitor.statistics import Blocks, Largest, Recent, Start, Statistic, finite
+from trl_ext.monitor.statistics import Blocks, Recent, Start, Statistic, finite
 
 BLOCK = 4  # logs
 MEMORY = {"system/rss_mb": "MB", "system/gpu_memory_mb": "MB", "memory_gb": "GB"}
 
 
 class _Climb(Statistic):
-    """Means of four logs that rise to a new maximum each time: how often in a row, and from where."""
+    """Means of four logs that rise to a new maximum each time: how often in a row, and from where.
+
+    Attributes:
+        level: of the latest finding; told: of that before memory was calm again.
+    """
 
     def __init__(self) -> None:
         self._sum, self._count, self.blocks = 0.0, 0, 0
         self._highest = -math.inf
         self.rises, self.base, self.quiet = 0, 0.0, 0  # quiet: means since the last maximum
+        self.level = self.told = 0.0
 
     def push(self, value: float) -> bool:
         """Whether a mean is new."""
@@ -47,12 +52,13 @@ class _Climb(Statistic):
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": self._sum, "count": self._count, "blocks": self.blocks, "rises": self.rises,
-                "base": self.base, "quiet": self.quiet,
+                "base": self.base, "quiet": self.quiet, "level": self.level, "told": self.told,
                 "highest": None if self._highest == -math.inf else self._highest}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sum, self._count, self.blocks = finite(state["sum"]), int(state["count"]), int(state["blocks"])
         self.rises, self.base, self.quiet = int(state["rises"]), finite(state["base"]), int(state["quiet"])
+        self.level, self.told = finite(state["level"]), finite(state["told"])
         self._highest = -math.inf if state["highest"] is None else state["highest"]
 
 
@@ -75,27 +81,32 @@ class MemoryGrowth(Rule):
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)
         self._blocks, self._climbs = Functions(Blocks), Functions(_Climb)
-        self._level, self._told = Largest(), Largest()  # at the latest finding; at that before memory was calm again
 
     def check(self, row: Row) -> Finding | Verdict:
-        calm = False
-        for metric in MEMORY:
-            if metric in row.metrics:
-                value, blocks, climb = row.metrics[metric], self._blocks.get(metric), self._climbs.get(metric)
-                before = len(blocks)
-                blocks.push(value)
-                new = climb.push(value)
-                if (new or len(blocks) > before) and climb.blocks * BLOCK >= self.limits["logs"]:
-                    found = self._leak(metric, row, climb) if new else None
-                    if found is None and len(blocks) > before and climb.quiet < self.limits["quiet_blocks"]:
-                        found = self._judge(metric, row, blocks)
-                    if found is not None and value > self.limits["again"] * self._told.value:
-                        self._level.push(value)
-                        return found
-                    calm = climb.quiet >= self.limits["quiet_blocks"]
-        if calm:
-            self._told.value = self._level.value
-        return Verdict.HEALTHY if calm else Verdict.NO_DATA
+        verdicts = [self._follow(metric, row) for metric in MEMORY if metric in row.metrics]
+        found = next((verdict for verdict in verdicts if isinstance(verdict, Finding)), None)
+        if found is not None:
+            return found
+        return Verdict.HEALTHY if Verdict.HEALTHY in verdicts and Verdict.NO_DATA not in verdicts else Verdict.NO_DATA
+
+    def _follow(self, metric: str, row: Row) -> Finding | Verdict:
+        value, blocks, climb = row.metrics[metric], self._blocks.get(metric), self._climbs.get(metric)
+        before = len(blocks)
+        blocks.push(value)
+        new, whole = climb.push(value), len(blocks) > before
+        if not (new or whole) or climb.blocks * BLOCK < self.limits["logs"]:
+            return Verdict.NO_DATA
+        calm = climb.quiet >= self.limits["quiet_blocks"]
+        found = self._leak(metric, row, climb) if new else None
+        if found is None and whole and not calm:
+            found = self._judge(metric, row, blocks)
+        if found is not None and value > self.limits["again"] * climb.told:
+            climb.level = max(climb.level, value)
+            return found
+        if not calm:
+            return Verdict.NO_DATA
+        climb.told = climb.level
+        return Verdict.HEALTHY
 
     def _leak(self, metric: str, row: Row, climb: _Climb) -> Finding | None:
         if climb.rises < self.limits["leak_blocks"] or climb.growth < self.limits["leak_growth"]:
