@@ -15,6 +15,10 @@ def vowels(prompts, completions, **kwargs):
     return [float(sum(char in "aeiou" for char in c)) for c in completions]
 
 
+async def awaited(prompts, completions, **kwargs):
+    return [7.0] * len(completions)
+
+
 def prompt_length(prompts, completions, **kwargs):
     return [float(len(p)) for p in prompts]
 
@@ -91,29 +95,44 @@ def test_without_a_prompt_length_the_whole_text_is_the_completion():
     assert checked.last_batch.completions == ["aboui", "abcdefxy"]
 
 
-def test_the_score_is_the_weighted_sum_and_none_or_nan_add_nothing():
+def test_the_score_is_the_weighted_sum_and_what_does_not_apply_adds_nothing():
     def sometimes(prompts, completions, **kwargs):
-        return [None, float("nan"), 10.0]
+        return [None, None, 10.0]
 
     model = as_reward_model([vowels, prompt_length, sometimes], TOKENIZER, [2.0, -0.5, 1.0], prompt_length=6)
     _, scores = get_reward(model, rows(("ab", "oui"), ("abcd", "a"), ("", "x")), 6)
     assert scores.tolist() == [2 * 3 - 0.5 * 2, 2 * 1 - 0.5 * 4, 10.0]
 
 
-@pytest.mark.parametrize("nothing", [None, float("nan")])
-def test_a_completion_without_any_number_ends_the_run_before_the_weights_are_nan(nothing):
+def test_a_completion_that_nothing_applies_to_ends_the_run_before_the_weights_are_nan():
     def sometimes(prompts, completions, **kwargs):
-        return [1.0, nothing]
+        return [1.0, None]
 
     model = as_reward_model([sometimes], TOKENIZER, prompt_length=6)
     with pytest.raises(UserError, match=r"sometimes gave no number for the completion 'xy'.*return e.g. 0.0"):
         get_reward(model, rows(("a", "oui"), ("a", "xy")), 6)
 
 
-def test_a_wrong_result_is_reported_as_everywhere():
-    model = as_reward_model([lambda prompts, completions, **kwargs: [1.0]], TOKENIZER, prompt_length=6)
+@pytest.mark.parametrize(("others", "neutral"), [([1.0, 4.0], 2.5), ([float("nan")] * 2, 0.0)])
+def test_a_completion_that_all_functions_failed_on_gets_the_mean_of_the_others(others, neutral):
+    def fails(prompts, completions, **kwargs):
+        return [float("nan"), *others]
+
+    model = as_reward_model([fails], TOKENIZER, prompt_length=6)
+    scores = get_reward(model, rows(("a", "oui"), ("a", "xy"), ("a", "z")), 6)[1].tolist()
+    assert scores == [neutral, *(neutral if value != value else value for value in others)]
+
+
+def test_a_wrong_result_raises_where_that_is_asked_for():
+    func = CheckedReward(lambda prompts, completions, **kwargs: [1.0], on_failure="raise")
+    model = as_reward_model([func], TOKENIZER, prompt_length=6)
     with pytest.raises(UserError, match="at call 1 returned 1 rewards for 2 completions"):
         get_reward(model, rows(("a", "b"), ("a", "b")), 6)
+
+
+def test_a_coroutine_function_is_awaited():
+    model = as_reward_model([awaited, vowels], TOKENIZER, prompt_length=6)
+    assert get_reward(model, rows(("a", "oui")), 6)[1].tolist() == [10.0]
 
 
 def test_it_moves_between_devices_and_dtypes_without_parameters():
@@ -124,16 +143,11 @@ def test_it_moves_between_devices_and_dtypes_without_parameters():
     assert get_reward(model, rows(("a", "oui")), 6)[1].tolist() == [3.0]
 
 
-async def awaited(prompts, completions, **kwargs):
-    return [0.0] * len(completions)
-
-
 @pytest.mark.parametrize(
     ("funcs", "weights", "said"),
     [
         ([vowels], [1.0, 2.0], "1 reward functions have 2 weights"),
         ([], None, "0 reward functions"),
-        ([awaited], None, "cannot await 'awaited'"),
         ([torch.nn.Linear(1, 1)], None, "give a model to PPOTrainer itself"),
     ],
 )

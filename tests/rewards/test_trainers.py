@@ -1,9 +1,11 @@
 """Checked rewards inside TRL's own trainers."""
 
+import json
+
 import pytest
 from datasets import Dataset
 
-from trl_ext import tiny
+from trl_ext import PPOMonitoringCallback, tiny
 from trl_ext.errors import UserError
 from trl_ext.rewards import CheckedReward, load_reward_funcs
 
@@ -39,22 +41,41 @@ def fails_at_step_3(result):
         good = [float(len(c)) for c in completions]
         return result(good) if trainer_state.global_step == 3 else good
 
-    return CheckedReward(breaks)
+    return breaks
 
 
 @pytest.mark.parametrize(
     ("result", "said"),
     [
         (lambda good: good[:-1], "returned 3 rewards for 4 completions"),
-        (lambda good: [*good[:-1], "good"], r"returned 'good' \(str\) for completion 3"),
+        (lambda good: [*good[:-1], "good"], r"returned 'good' \(str\)"),
         (lambda good: 1 / 0, "raised ZeroDivisionError"),
     ],
 )
-def test_grpo_stops_at_the_step_of_the_mistake_and_names_it(tmp_path, result, said):
-    trainer = grpo(tmp_path, fails_at_step_3(result))
-    with pytest.raises(UserError, match=f"^Reward function 'breaks' at step 3 {said}"):
+def test_grpo_stops_at_the_step_of_the_mistake_and_names_it_where_that_is_asked_for(tmp_path, result, said):
+    trainer = grpo(tmp_path, CheckedReward(fails_at_step_3(result), on_failure="raise"))
+    with pytest.raises(UserError, match=f"^Reward function 'breaks' at step 3(, completion 3,)? {said}"):
         trainer.train()
     assert trainer.state.global_step == 3
+
+
+def test_grpo_goes_on_the_completions_are_kept_and_the_monitor_says_so(tmp_path):
+    def fails(prompts, completions, trainer_state, **kwargs):
+        bad = trainer_state.global_step >= 2
+        return ["bad" if bad and i % 2 else float(len(c)) for i, c in enumerate(completions)]
+
+    trainer = grpo(tmp_path, CheckedReward(fails, "judge"))
+    monitor = PPOMonitoringCallback(log_system_metrics=False)
+    trainer.add_callback(monitor)
+    trainer.train()
+    assert trainer.state.global_step == 5
+    shares = [row["reward_failures/judge"] for row in trainer.state.log_history if "reward" in row]
+    assert shares == [0.0, 0.0, 0.5, 0.5, 0.5]
+    kept = [json.loads(line) for line in (tmp_path / "trl_ext" / "reward_failures.jsonl").read_text().splitlines()]
+    assert len(kept) == 6 and {line["step"] for line in kept} == {2, 3, 4}
+    (alert,) = [alert for alert in monitor.alerts if alert.rule == "reward_failures"]
+    assert (alert.severity, alert.opened) == ("error", 3)
+    assert "judge failed on 0.5 of the completions" in alert.message
 
 
 def test_grpo_logs_each_function_under_its_name_with_its_weight(tmp_path):

@@ -17,10 +17,12 @@ from trl_ext.callbacks._options import MonitorOptions
 from trl_ext.callbacks._order import move_before_reporting
 from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._ranks import largest_over_ranks, text_of_any
-from trl_ext.callbacks._run import MonitoredRun
+from trl_ext.callbacks._reward_failures import checked_rewards, failed_shares, keep_failures
+from trl_ext.callbacks._run import MonitoredRun, is_training_log
 from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.monitor.alerts import Severity
+from trl_ext.rewards.checking import CheckedReward
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._stop = StopDecision()
         self._step = 0
         self._restored: dict[str, Any] | None = None
+        self._rewards: list[CheckedReward] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle or a copy is a monitor with the same options, before any run; a subclass keeps its attributes."""
@@ -94,7 +97,10 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._stop = StopDecision()
         self._run.finish(completed=False)  # of an earlier train() that raised
         self.slot = self.slot or claim_late_slot(self, calling_handler(self), MonitoredTraining)
-        self._facts = read_facts(args, state, calling_trainer(self), **event)
+        trainer = calling_trainer(self)
+        self._facts = read_facts(args, state, trainer, **event)
+        self._rewards = checked_rewards(trainer)
+        keep_failures(self._rewards, self._folder(args))
         self._run = self._fresh_run()
         self._resume(args, state)
         keep_one(state, type(self).__name__, self.state())
@@ -133,6 +139,8 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     @never_raises
     def _observe(self, state: TrainerState, logs: Mapping[str, Any]) -> None:
+        if self._rewards and isinstance(logs, dict) and is_training_log(tuple(logs)):
+            logs.update(failed_shares(self._rewards, logs))
         seen, prefix = logs, _PREFIX
         if self.slot > 1:  # what the first one has added is nothing to judge
             seen = {key: value for key, value in logs.items() if not str(key).startswith(_PREFIX)}

@@ -1,16 +1,28 @@
-"""A reward function whose faults are reported in one line that names it, the step, and what to mend."""
+"""A reward function that cannot end a run: what it fails at is counted, kept and told, unless raising was asked for."""
 
+import asyncio
 import inspect
+import logging
+import os
 import sys
-import traceback
+import time
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
+from trl_ext.rewards.calls import Call
+from trl_ext.rewards.failures import Failure, FailureFile, check_policy, check_timeout
+from trl_ext.rewards.probing import is_probing
+from trl_ext.rewards.results import Outcome, read_error, read_result
+from trl_ext.rewards.time_limit import TimeLimitError, call_within
+
+logger = logging.getLogger(__name__)
 
 _KEPT_ROWS = 256  # bounds the memory of `last_batch`, whatever the batch size
+_BROKEN_AFTER = 3  # batches in a row without one usable reward: which completion is at fault is not asked any more
+_AT_ONCE = 8  # completions that a coroutine function is asked about one by one, at the same time
+DEFAULT_TIMEOUT = 600.0  # seconds: NCCL gives up on the process that waits after 10 minutes
 
 
 class Batch(NamedTuple):
@@ -24,95 +36,176 @@ class Batch(NamedTuple):
 class CheckedReward:
     """`func` with its results checked; called as TRL calls reward functions, and named as `func` is.
 
-    NaN and `None` pass: TRL reads both as "not applicable". A coroutine function stays one, so TRL awaits it. An
-    `nn.Module` comes back as it is: TRL calls reward models itself, with tokens.
+    A completion fails when `func` raises, takes too long, returns another number of rewards than there are completions,
+    or returns for it what is no finite number. `None` is no failure: TRL reads it as "not applicable". After an
+    exception the completions are asked about one by one, so that one bad completion costs one reward.
+
+    What failed is appended to `reward_failures.jsonl`, said in a warning (the 1st, 10th, 100th ... time), and logged by
+    the trainer as `reward_failures/<name>`, a share of the completions, which the monitor judges.
+
+    A coroutine function stays one, so TRL awaits it. An `nn.Module` comes back as it is: TRL calls reward models
+    itself, with tokens.
 
     Args:
         func: a reward function.
         name: replaces the function's own name in logs and errors.
+        on_failure: `"none"` gives a failed completion the reward `None`, a number gives it that number, `"raise"` ends
+            the run.
+        timeout: seconds a call may take, `None` for no limit. In other threads than the main one a function that is
+            given up goes on in the background.
+        failures_dir: folder of `reward_failures.jsonl`. `None`: the callbacks of trl_ext set it when training begins.
     Attributes:
         last_batch (`Batch` or `None`): of the last call that passed.
+        failures (`int`): completions that failed so far.
     Raises:
-        UserError: on a call; `func` raised, returned another number of rewards than there are completions, or something
-            that is no number. The step named is `trainer_state.global_step`, the number of steps done so far; where the
-            trainer passes no state, the number of the call.
+        UserError: arguments that make no sense; with `on_failure="raise"` on a call that fails. The step named is
+            `trainer_state.global_step`, the number of steps done so far; where the trainer passes no state, the number
+            of the call.
     """
 
-    def __new__(cls, func: Callable, name: str | None = None) -> Any:
+    def __new__(cls, func: Callable, *args: Any, **kwargs: Any) -> Any:
         if _is_module(func):
             return func
-        return super().__new__(_AsyncCheckedReward if _is_async(func) else cls)
+        return super().__new__(_AsyncCheckedReward if is_async(func) else cls)
 
-    def __init__(self, func: Callable, name: str | None = None) -> None:
+    def __init__(
+        self,
+        func: Callable,
+        name: str | None = None,
+        on_failure: str | float | None = "none",
+        timeout: float | None = DEFAULT_TIMEOUT,
+        failures_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.func = func
         self.__name__ = name or callable_name(func)
+        self.on_failure, self.timeout = check_policy(on_failure), check_timeout(timeout)
         self.last_batch: Batch | None = None
-        self.calls = 0
+        self.calls = self.failures = 0
+        self._broken = 0
+        self._file: FailureFile | None = None
+        self._share: tuple[int, int] = (0, 0)  # failed and asked about since `take_failed_share`
+        if failures_dir is not None:
+            self.keep_failures_in(failures_dir)
 
     def __reduce__(self) -> tuple:
-        return CheckedReward, (self.func, self.__name__)
+        folder = None if self._file is None else self._file.path.parent
+        return CheckedReward, (self.func, self.__name__, self.on_failure, self.timeout, folder)
+
+    def keep_failures_in(self, folder: str | os.PathLike[str]) -> None:
+        """Sets the folder of `reward_failures.jsonl` unless it is set."""
+        self._file = self._file or FailureFile(folder)
+
+    def take_failed_share(self) -> float | None:
+        """The share of completions that failed since the last time somebody asked; `None` where there was none."""
+        (failed, asked), self._share = self._share, (0, 0)
+        return failed / asked if asked else None
 
     def __call__(self, prompts: list, completions: list, completion_ids: Any = None, **kwargs: Any) -> Any:
-        where = self._where(kwargs)
+        call, started = Call(prompts, completions, completion_ids, kwargs), time.monotonic()
+        outcome = self._ask(call, self.timeout)
+        if self._is_to_be_split(outcome, call):
+            rows = [self._ask(call.take([row]), self._left(started)) for row in range(len(completions))]
+            outcome = _joined(rows, outcome.error)
+        return self._settle(call, outcome)
+
+    def _ask(self, call: Call, seconds: float | None) -> Outcome:
         try:
-            result = self.func(prompts=prompts, completions=completions, completion_ids=completion_ids, **kwargs)
+            return read_result(call_within(seconds, partial(self.func, **call.arguments())), len(call.completions))
         except Exception as error:
-            raise self._raised(error, where) from error
-        return self._accept(result, prompts, completions, where)
+            return read_error(error, len(call.completions))
 
-    def _where(self, kwargs: dict[str, Any]) -> str:
-        self.calls += 1
-        state = kwargs.get("trainer_state")
-        at = f"call {self.calls}" if state is None else f"step {state.global_step}"
-        return f"Reward function '{self.__name__}' at {at}"
+    def _is_to_be_split(self, outcome: Outcome, call: Call) -> bool:
+        raised = outcome.error is not None and not isinstance(outcome.error, TimeLimitError)
+        return raised and len(call.completions) > 1 and self._broken < _BROKEN_AFTER
 
-    def _accept(self, result: Any, prompts: list, completions: list, where: str) -> list[float | None]:
-        if isinstance(result, str | dict) or not hasattr(result, "__iter__") or getattr(result, "shape", None) == ():
-            raise UserError(f"{where} returned {_shown(result)}: return a list, one number per completion")
-        values = list(result)
-        if len(values) != len(completions):
-            raise UserError(
-                f"{where} returned {len(values)} rewards for {len(completions)} completions: "
-                "return one number per completion, None where it does not apply"
-            )
-        rewards = [_number(value) for value in values]
-        for index, (value, reward) in enumerate(zip(values, rewards, strict=True)):
-            if reward is None and value is not None:
-                raise UserError(
-                    f"{where} returned {_shown(value)} for completion {index}: "
-                    "return a number, or None where the reward does not apply"
-                )
-        self.last_batch = Batch(prompts[:_KEPT_ROWS], completions[:_KEPT_ROWS], rewards[:_KEPT_ROWS])
+    def _left(self, started: float) -> float | None:
+        """Seconds left for one of many: all of them together may take as long as the batch might."""
+        return None if self.timeout is None else max(self.timeout - (time.monotonic() - started), 1e-3)
+
+    def _settle(self, call: Call, outcome: Outcome) -> list[float | None]:
+        rewards, failures, error = outcome
+        if not is_probing():
+            self._record(call, failures, error)
+        if failures and self.on_failure == "raise":
+            raise UserError(self._say(call, failures)) from error
+        if isinstance(self.on_failure, float):
+            for failure in failures:
+                rewards[failure.row] = self.on_failure
+        if not is_probing():
+            kept = slice(_KEPT_ROWS)
+            self.last_batch = Batch(call.prompts[kept], call.completions[kept], rewards[kept])
         return rewards
 
-    def _raised(self, error: Exception, where: str) -> UserError:
-        if isinstance(error, UserError):
-            return UserError(f"{where}: {error}")
-        fix = "mend it, or return None for a completion that it cannot score"
-        if isinstance(error, TypeError) and "required" in str(error):
-            fix = "dataset columns arrive as arguments of the same name, so the dataset needs that column"
-        elif isinstance(error, TypeError) and "unexpected keyword" in str(error):
-            fix = "add **kwargs to its arguments, TRL passes dataset columns and more"
-        cause = _one_line(f"{type(error).__name__}: {error}")
-        return UserError(f"{where} raised {cause}{_place(error)}: {fix}")
+    def _record(self, call: Call, failures: list[Failure], error: Exception | None) -> None:
+        self.calls += 1
+        asked = len(call.completions)
+        self._share = (self._share[0] + len(failures), self._share[1] + asked)
+        log_metric = call.others.get("log_metric")
+        if log_metric is not None and asked:
+            # at every call: TRL 1.12 averages a metric over processes only if all of them have logged it
+            log_metric(f"reward_failures/{self.__name__}", len(failures) / asked)
+        self._broken = self._broken + 1 if failures and len(failures) == asked else 0
+        before, self.failures = self.failures, self.failures + len(failures)
+        if self._file is not None:
+            state = call.others.get("trainer_state")
+            step = None if state is None else state.global_step
+            for failure in failures:
+                self._file.append(self.__name__, step, failure, call.prompts, call.completions)
+        if failures and self.on_failure != "raise" and len(str(self.failures)) > len(str(before) if before else ""):
+            kept = "" if self._file is None else f" They are kept in {self._file.path}."
+            stand_in = "no reward (None)" if self.on_failure == "none" else f"the reward {self.on_failure:g}"
+            logger.warning(
+                "%s. %d of %d completions of this batch get %s, training goes on; %d failed so far.%s",
+                self._say(call, failures), len(failures), asked, stand_in, self.failures, kept,
+            )  # fmt: skip
+        elif error is not None and not failures and self.calls == 1:
+            logger.warning("%s raised %r for the batch, but not for its completions one by one", self.__name__, error)
+
+    def _say(self, call: Call, failures: list[Failure]) -> str:
+        state = call.others.get("trainer_state")
+        at = f"call {self.calls}" if state is None else f"step {state.global_step}"
+        _, kind, message = failure = failures[0]
+        one_of_many = kind == "value" or len(failures) < len(call.completions)
+        which = f", completion {failure.row}," if one_of_many else ""
+        says_what_it_did = message.startswith(("raised ", "returned ", "took "))
+        return f"Reward function '{self.__name__}' at {at}{which}{' ' if says_what_it_did else ': '}{message}"
 
 
 class _AsyncCheckedReward(CheckedReward):
     """The same for coroutine functions."""
 
-    def __init__(self, func: Callable, name: str | None = None) -> None:
-        super().__init__(func, name)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # TRL 1.12 asks inspect.iscoroutinefunction(reward), which looks into objects with a function's attributes.
         self.__code__ = type(self).__call__.__code__
         self.__defaults__, self.__kwdefaults__, self.__annotations__ = None, None, {}
 
     async def __call__(self, prompts: list, completions: list, completion_ids: Any = None, **kwargs: Any) -> Any:
-        where = self._where(kwargs)
+        call, started = Call(prompts, completions, completion_ids, kwargs), time.monotonic()
+        outcome = await self._await(call, self.timeout)
+        if self._is_to_be_split(outcome, call):
+            free = asyncio.Semaphore(_AT_ONCE)
+
+            async def one(row: int) -> Outcome:
+                async with free:
+                    return await self._await(call.take([row]), self._left(started))
+
+            rows = await asyncio.gather(*map(one, range(len(completions))))
+            outcome = _joined(list(rows), outcome.error)
+        return self._settle(call, outcome)
+
+    async def _await(self, call: Call, seconds: float | None) -> Outcome:
         try:
-            result = await self.func(prompts=prompts, completions=completions, completion_ids=completion_ids, **kwargs)
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    result = await self.func(**call.arguments())
+            except TimeoutError as error:
+                if limit.expired():
+                    raise TimeLimitError(f"took longer than {seconds:g} s") from error
+                raise
+            return read_result(result, len(call.completions))
         except Exception as error:
-            raise self._raised(error, where) from error
-        return self._accept(result, prompts, completions, where)
+            return read_error(error, len(call.completions))
 
 
 def callable_name(func: Callable) -> str:
@@ -122,7 +215,8 @@ def callable_name(func: Callable) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def _is_async(func: Callable) -> bool:
+def is_async(func: Callable) -> bool:
+    """Whether `func`, or what it is a partial of, is a coroutine function or an object that is called like one."""
     while isinstance(func, partial):
         func = func.func
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
@@ -133,23 +227,7 @@ def _is_module(func: Any) -> bool:
     return torch is not None and isinstance(func, torch.nn.Module)
 
 
-def _place(error: Exception) -> str:
-    """The deepest line in the file of the reward function; nothing where it could not even be called."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # without our own
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-
-
-def _number(value: Any) -> float | None:
-    if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
-        value = value.item()
-    return float(value) if isinstance(value, Real) else None
-
-
-def _shown(value: Any) -> str:
-    return f"{_one_line(repr(value), 60)} ({type(value).__name__})"
-
-
-def _one_line(text: str, limit: int = 200) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+def _joined(rows: list[Outcome], error: Exception | None) -> Outcome:
+    """Of batches of one completion each."""
+    failures = [outcome.failures[0]._replace(row=row) for row, outcome in enumerate(rows) if outcome.failures]
+    return Outcome([outcome.rewards[0] for outcome in rows], failures, error)

@@ -3,32 +3,52 @@
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
-from trl_ext.rewards.checking import CheckedReward, callable_name
+from trl_ext.rewards.checking import DEFAULT_TIMEOUT, CheckedReward, callable_name
+from trl_ext.rewards.failures import check_policy, check_timeout
 from trl_ext.rewards.locating import locate
 from trl_ext.rewards.registry import REWARDS
 
-_SPEC_KEYS = ("name", "weight", "kwargs")
+Spec = str | Mapping[str, Any]
+_SPEC_KEYS = ("name", "weight", "kwargs", "on_failure", "timeout")
 _EXAMPLE = "reward_funcs: [{name: sentiment, weight: 1.0}]"
 _GIVEN_BY_TRL = {"prompts", "completions", "completion_ids"}
 
 
-def load_reward_funcs(specs: str | Mapping | Iterable[str | Mapping]) -> tuple[list[Callable], list[float]]:
+class _Reward(NamedTuple):
+    name: str
+    weight: float
+    kwargs: dict[str, Any]
+    on_failure: str | float
+    timeout: float | None
+
+
+def load_reward_funcs(
+    specs: Spec | Iterable[Spec],
+    reward_weights: Sequence[float] | None = None,
+    failures_dir: str | os.PathLike[str] | None = None,
+) -> tuple[list[Callable], list[float]]:
     """Reward functions and their weights, in the order of `specs`.
 
     Args:
         specs: one or several of
-            * a name of the registry: `sentiment`
+            * a name of the registry (`trl-ext rewards list`): `sentiment`
             * a dotted path: `package.module.function` or `package.module:function`
             * a file: `rewards.py:my_reward`
-            * `{name: <one of these>, weight: 0.5, kwargs: {...}}`
+            * a model for sequence classification: a folder, or a hub id `organization/model`
+            * `{name: <one of these>, weight: 0.5, kwargs: {...}, on_failure: none, timeout: 600}`
             What is named may be a reward function (kwargs are bound to it), a class, or a function that makes a reward
-            function (both are called with the kwargs), or an `nn.Module`.
+            function (both are called with the kwargs), or an `nn.Module`. `on_failure` and `timeout` are those of
+            `CheckedReward`.
+        reward_weights: TRL's option of that name, in place of the weights in `specs`.
+        failures_dir: folder of `reward_failures.jsonl`; by default the callbacks of trl_ext set it.
     Returns:
         The functions, each a `CheckedReward` (an `nn.Module` as it is) with a `__name__` of its own, and the weights
         (1 by default).
@@ -40,11 +60,12 @@ def load_reward_funcs(specs: str | Mapping | Iterable[str | Mapping]) -> tuple[l
     parsed = [_parse(spec) for spec in specs or []]
     if not parsed:
         raise UserError(f"No reward function is named: write {_EXAMPLE}")
-    functions = [_build(name, kwargs) for name, _, kwargs in parsed]
-    return _checked(functions), [weight for _, weight, _ in parsed]
+    weights = _weights(parsed, reward_weights)
+    functions = [_build(reward.name, reward.kwargs) for reward in parsed]
+    return _checked(functions, parsed, failures_dir), weights
 
 
-def _parse(spec: Any) -> tuple[str, float, dict[str, Any]]:
+def _parse(spec: Any) -> _Reward:
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
@@ -58,17 +79,42 @@ def _parse(spec: Any) -> tuple[str, float, dict[str, Any]]:
         raise UserError(f"Reward '{name}' has the weight {weight!r}: write a number, e.g. weight: 0.5")
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
         raise UserError(f"Reward '{name}' has the kwargs {kwargs!r}: write a mapping, e.g. kwargs: {{n: 3}}")
-    return name, float(weight), dict(kwargs)
+    try:
+        on_failure = check_policy(spec.get("on_failure"))
+        timeout = check_timeout(spec.get("timeout", DEFAULT_TIMEOUT))
+    except UserError as error:
+        raise UserError(f"Reward '{name}': {error}") from error
+    return _Reward(name, float(weight), dict(kwargs), on_failure, timeout)
+
+
+def _weights(parsed: list[_Reward], reward_weights: Sequence[float] | None) -> list[float]:
+    if reward_weights is None:
+        return [reward.weight for reward in parsed]
+    names = ", ".join(reward.name for reward in parsed)
+    if len(reward_weights) != len(parsed):
+        raise UserError(
+            f"reward_weights has {len(reward_weights)} numbers for {len(parsed)} reward functions ({names}): "
+            "give one for each, or write weight beside each name in reward_funcs"
+        )
+    if any(reward.weight != 1.0 for reward in parsed):
+        raise UserError("weights are given twice: keep those in reward_funcs, or reward_weights")
+    for weight in reward_weights:
+        if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
+            raise UserError(f"reward_weights has {weight!r}: write numbers, e.g. reward_weights: [1.0, 0.5]")
+    return [float(weight) for weight in reward_weights]
 
 
 def _build(name: str, kwargs: dict[str, Any]) -> Callable:
     if name in REWARDS:
-        return _make(name, REWARDS[name].factory, kwargs)
+        entry = REWARDS[name]
+        return _make(name, entry.factory, _with_inner_rewards(name, kwargs, entry.rewards))
+    if _is_model(name):
+        return _make(name, partial(REWARDS["reward_model"].factory, name), kwargs)
     if not any(mark in name for mark in ".:"):
         near = _nearest(name, REWARDS)
         raise UserError(
             f"There is no reward '{name}'{near}: name one of {', '.join(REWARDS)}, "
-            "or your own as package.module:function or rewards.py:function"
+            "your own as package.module:function or rewards.py:function, or a model as organization/model or folder/"
         )
     target = locate(name)
     if not callable(target):
@@ -86,6 +132,34 @@ def _build(name: str, kwargs: dict[str, Any]) -> Callable:
     return reward
 
 
+def _is_model(name: str) -> bool:
+    """A folder, or a hub id; no file of functions."""
+    return Path(name).expanduser().is_dir() or ("/" in name and ".py" not in name and ":" not in name)
+
+
+def _with_inner_rewards(name: str, kwargs: dict[str, Any], arguments: Iterable[str]) -> dict[str, Any]:
+    """`kwargs` with the rewards that are written in them made into functions. These raise: what becomes of a failure
+    is said of the whole."""
+    made = dict(kwargs)
+    for argument in arguments:
+        if argument not in kwargs:
+            continue
+        inner = kwargs[argument]
+        specs = inner if isinstance(inner, list | tuple) else [inner]
+        try:
+            parsed = [_parse(spec) for spec in specs]
+            for reward in parsed:
+                if reward.weight != 1.0:
+                    raise UserError(f"'{reward.name}' has a weight; write weights: [...] beside rewards: [...] instead")
+            functions = [_build(reward.name, reward.kwargs) for reward in parsed]
+        except UserError as error:
+            raise UserError(f"Reward '{name}', {argument}: {error}") from error
+        raising = [reward._replace(on_failure="raise") for reward in parsed]
+        checked = _checked(functions, raising, None)
+        made[argument] = checked if isinstance(inner, list | tuple) else checked[0]
+    return made
+
+
 def _make(name: str, factory: Callable, kwargs: dict[str, Any]) -> Callable:
     _refuse_unknown_kwargs(name, factory, kwargs, _named(factory))
     missing = [key for key, p in _named(factory).items() if p.default is p.empty and key not in kwargs]
@@ -93,8 +167,8 @@ def _make(name: str, factory: Callable, kwargs: dict[str, Any]) -> Callable:
         raise UserError(f"Reward '{name}' needs {', '.join(missing)}: write them under kwargs")
     try:
         return factory(**kwargs)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"Reward '{name}': {error}") from error
     except Exception as error:
         raise UserError(f"Reward '{name}' does not take these kwargs: {type(error).__name__}: {error}") from error
 
@@ -123,18 +197,20 @@ def _takes_anything(func: Callable) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(func).parameters.values())
 
 
-def _checked(functions: list[Callable]) -> list[Callable]:
+def _checked(
+    functions: list[Callable], parsed: list[_Reward], failures_dir: str | os.PathLike[str] | None
+) -> list[Callable]:
     """Names are made distinct: TRL logs by name, and would average two functions of one name."""
     taken: set[str] = set()
     checked: list[Callable] = []
-    for func in functions:
+    for func, reward in zip(functions, parsed, strict=True):
         base = name = callable_name(func)
         count = 1
         while name in taken:
             count += 1
             name = f"{base}_{count}"
         taken.add(name)
-        checked.append(CheckedReward(func, name))
+        checked.append(CheckedReward(func, name, reward.on_failure, reward.timeout, failures_dir))
     return checked
 
 

@@ -10,10 +10,16 @@ from trl_ext.rewards.sentiment import SentimentReward
 
 
 class Entry(NamedTuple):
-    """`factory(**kwargs)` makes the reward function."""
+    """`factory(**kwargs)` makes the reward function.
+
+    Attributes:
+        rewards: those of its arguments that hold other rewards, each written as one in `reward_funcs`, or a list of
+            them.
+    """
 
     factory: Callable[..., Callable]
     description: str
+    rewards: tuple[str, ...] = ()
 
 
 REWARDS: dict[str, Entry] = {

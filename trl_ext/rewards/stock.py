@@ -1,6 +1,5 @@
 """Reward functions as the reward model that TRL's stock PPO (until 1.12) wants."""
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from trl_ext.errors import UserError
+from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
 
 
@@ -22,24 +22,23 @@ def as_reward_model(
     """An `nn.Module` whose score is the weighted sum of `reward_funcs` on the decoded completion.
 
     Stock PPO knows prompts and completions as token ids alone, so functions get no dataset columns, and the step is
-    unknown to them.
+    unknown to them. It needs a score for every completion: one whose functions all failed (see `CheckedReward`) gets
+    the mean of the others in its batch, 0 where there is none, which teaches nothing.
 
     Args:
-        reward_funcs: reward functions of TRL's signature, not asynchronous.
+        reward_funcs: reward functions of TRL's signature; coroutine functions are awaited one after another.
         processing_class: the trainer's tokenizer, or a processor that holds one.
         reward_weights: one for each function; 1 by default.
         prompt_length: tokens a prompt takes after padding, the same for all prompts. `None`: the functions are asked
             with an empty prompt and the whole text as completion.
     Raises:
-        UserError: arguments that do not fit; on a call, a completion that no function gives a number for. Stock PPO
-            cannot leave one completion out, and a NaN score would turn all weights into NaN.
+        UserError: arguments that do not fit; on a call, a completion that every function says it does not apply to.
+            Stock PPO cannot leave one completion out, and a NaN score would turn all weights into NaN.
     """
     funcs = [CheckedReward(func) if not isinstance(func, CheckedReward) else func for func in reward_funcs]
     for func in funcs:
         if isinstance(func, nn.Module):
             raise UserError("as_reward_model takes functions: give a model to PPOTrainer itself, as reward_model")
-        if inspect.iscoroutinefunction(func):
-            raise UserError(f"Stock PPO cannot await '{func.__name__}': write it as a plain function")
     weights = [1.0] * len(funcs) if reward_weights is None else list(reward_weights)
     if not funcs or len(weights) != len(funcs):
         raise UserError(f"{len(funcs)} reward functions have {len(weights)} weights: give each function one weight")
@@ -67,6 +66,8 @@ class _Backbone(nn.Module):
         super().__init__()
         self.funcs, self.weights, self.prompt_length = funcs, weights, prompt_length
         self.tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        # each hears `(call, rewards)`, the latter with a list for each function; stock PPO has no event for rollouts
+        self.observers: list[Callable[[Call, list[list[float | None]]], None]] = []
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **kwargs: Any) -> SimpleNamespace:
@@ -90,17 +91,28 @@ class _Backbone(nn.Module):
         return self.tokenizer.batch_decode(rows, skip_special_tokens=True)
 
     def _rewards(self, prompts: list[str], completions: list[str], completion_ids: list[list[int]]) -> list[float]:
-        totals, scored = [0.0] * len(prompts), [False] * len(prompts)
-        for func, weight in zip(self.funcs, self.weights, strict=True):
-            rewards = func(prompts=prompts, completions=completions, completion_ids=completion_ids)
-            for row, reward in enumerate(rewards):
-                if reward is not None and not math.isnan(reward):  # TRL reads both as "not applicable"
-                    totals[row] += weight * reward
-                    scored[row] = True
-        if not all(scored):
+        call = Call(prompts, completions, completion_ids, {})
+        columns: list[list[float | None]] = []
+        failures = 0
+        for func in self.funcs:
+            before = func.failures
+            columns.append(ask(func, call))
+            failures += func.failures - before
+        for observer in self.observers:
+            observer(call, columns)
+        totals = [_total(row, self.weights) for row in zip(*columns, strict=True)]
+        if None in totals and not failures:
             names = ", ".join(func.__name__ for func in self.funcs)
             raise UserError(
-                f"{names} gave no number for the completion {completions[scored.index(False)][:60]!r}: "
-                "stock PPO needs one for every completion, so return e.g. 0.0 instead of None or NaN"
+                f"{names} gave no number for the completion {completions[totals.index(None)][:60]!r}: "
+                "stock PPO needs one for every completion, so return e.g. 0.0 instead of None"
             )
-        return totals
+        known = [total for total in totals if total is not None]
+        neutral = math.fsum(known) / len(known) if known else 0.0
+        return [neutral if total is None else total for total in totals]
+
+
+def _total(rewards: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted sum of the rewards that apply; `None` where none does."""
+    parts = [weight * reward for weight, reward in zip(weights, rewards, strict=True) if reward is not None]
+    return math.fsum(parts) if parts else None

@@ -25,6 +25,7 @@ from trl_ext.monitor.rules.resources import MemoryGrowth, StepTimeDrift
 from trl_ext.monitor.rules.resume import ResumeDiscontinuity
 from trl_ext.monitor.rules.reward import RewardDrop, RewardFlat, RewardFlatKLRising, RewardSaturated
 from trl_ext.monitor.rules.reward_components import ComponentDominance, DeadRewardComponent
+from trl_ext.monitor.rules.reward_failures import RewardFailures
 from trl_ext.monitor.rules.reward_hacking import RewardHackingSuspected
 from trl_ext.monitor.rules.reward_model import RewardModelScale
 from trl_ext.monitor.rules.sampling import SamplingMismatch
@@ -52,6 +53,7 @@ FAMILIES: dict[str, tuple[type[Rule], ...]] = {
     ),
     "frozen": (FrozenPolicy,),
     "reward": (
+        RewardFailures,
         RewardHackingSuspected,
         RewardDrop,
         RewardFlatKLRising,

@@ -89,7 +89,10 @@ class DeadRewardComponent(Rule):
     patient = True
     metrics = ("reward/*", "reward")
     close_after = 1
-    explained_by = ("nonfinite_metric",)
+    explained_by = (
+        "reward_failures",
+        "nonfinite_metric",
+    )
 
     def __init__(self, limits: Mapping[str, float], window: int = 64):
         super().__init__(limits, window)

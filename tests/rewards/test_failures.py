@@ -1,0 +1,219 @@
+"""A reward function that fails: what its completion gets, what is kept, what is told, and that training goes on."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import pickle
+import re
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from trl_ext.errors import UserError
+from trl_ext.rewards import CheckedReward
+from trl_ext.rewards.checking import DEFAULT_TIMEOUT
+from trl_ext.rewards.failures import LINES_KEPT
+from trl_ext.rewards.probing import probing
+from trl_ext.rewards.time_limit import TimeLimitError, call_within
+
+
+def length(prompts, completions, **kwargs):
+    return [float(len(c)) for c in completions]
+
+
+def breaks_on_x(prompts, completions, **kwargs):
+    if any("x" in c for c in completions):
+        raise ValueError("an x")
+    return length(prompts, completions)
+
+
+async def awaits_and_breaks_on_x(prompts, completions, **kwargs):
+    await asyncio.sleep(0)
+    return breaks_on_x(prompts, completions)
+
+
+def ask(checked, *completions, **kwargs):
+    result = checked(prompts=[f"p{i}" for i in range(len(completions))], completions=list(completions), **kwargs)
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+
+def lines(folder, name="reward_failures.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("func", [breaks_on_x, awaits_and_breaks_on_x])
+@pytest.mark.parametrize(("policy", "given"), [("none", None), (None, None), (-1.0, -1.0), (0, 0.0)])
+def test_one_bad_completion_costs_one_reward(func, policy, given):
+    checked = CheckedReward(func, on_failure=policy)
+    assert ask(checked, "a", "x", "abc", "bx") == [1.0, given, 3.0, given]
+    assert checked.failures == 2
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (lambda c: [1.0, "good", float("nan"), float("inf")], [1.0, None, None, None]),
+        (lambda c: [1.0, None, 2.0, 3.0], [1.0, None, 2.0, 3.0]),
+        (lambda c: [1.0], [None] * 4),
+        (lambda c: "good", [None] * 4),
+        (lambda c: None, [None] * 4),
+        (lambda c: 0.5, [None] * 4),
+    ],
+)
+def test_what_is_no_finite_number_is_no_reward(result, expected):
+    checked = CheckedReward(lambda prompts, completions, **kwargs: result(completions))
+    assert ask(checked, "a", "b", "c", "d") == expected
+
+
+def test_raise_ends_the_run_after_the_completion_is_kept(tmp_path):
+    checked = CheckedReward(breaks_on_x, on_failure="raise", failures_dir=tmp_path)
+    with pytest.raises(UserError, match="'breaks_on_x' at step 7, completion 1, raised ValueError: an x"):
+        ask(checked, "a", "x", trainer_state=SimpleNamespace(global_step=7))
+    (line,) = lines(tmp_path)
+    assert (line["completion"], line["prompt"], line["kind"], line["step"]) == ("x", "p1", "exception", 7)
+
+
+def test_the_file_has_what_failed_and_why(tmp_path):
+    checked = CheckedReward(breaks_on_x, name="judge", failures_dir=tmp_path / "new")
+    ask(checked, "ax", "b")
+    ask(CheckedReward(lambda prompts, completions, **kwargs: [float("nan")], failures_dir=tmp_path / "new"), "c")
+    first, second = lines(tmp_path / "new")
+    assert first["reward"] == "judge" and first["kind"] == "exception" and "ValueError: an x" in first["message"]
+    assert second["reward"] == "<lambda>" and second["kind"] == "value" and second["completion"] == "c"
+
+
+def test_the_file_is_bounded_and_the_count_goes_on(tmp_path):
+    checked = CheckedReward(lambda prompts, completions, **kwargs: ["bad"] * len(completions), failures_dir=tmp_path)
+    for _ in range(3):
+        ask(checked, *["a"] * 500)
+    assert len(lines(tmp_path)) == LINES_KEPT == 1000
+    assert checked.failures == 1500
+
+
+def test_other_processes_have_files_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    ask(CheckedReward(breaks_on_x, failures_dir=tmp_path), "x")
+    assert len(lines(tmp_path, "reward_failures-rank3.jsonl")) == 1
+    assert not (tmp_path / "reward_failures.jsonl").exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_the_lines_alone(tmp_path):
+    (tmp_path / "file").write_text("")
+    checked = CheckedReward(breaks_on_x, failures_dir=tmp_path / "file")
+    assert ask(checked, "x", "a") == [None, 1.0]
+
+
+def test_a_function_that_always_fails_is_not_asked_one_by_one_for_ever():
+    calls = []
+
+    def broken(prompts, completions, **kwargs):
+        calls.append(len(completions))
+        raise ValueError("always")
+
+    checked = CheckedReward(broken)
+    for _ in range(10):
+        ask(checked, "a", "b", "c")
+    assert calls.count(3) == 10
+    assert calls.count(1) == 9  # three batches of three
+
+
+def test_it_is_said_the_first_tenth_and_hundredth_time(caplog):
+    checked = CheckedReward(breaks_on_x)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(120):
+            ask(checked, "x", "a")
+    said = [record.getMessage() for record in caplog.records]
+    assert [int(re.search(r"(\d+) failed so far", text)[1]) for text in said] == [1, 10, 100]
+    assert "1 of 2 completions of this batch get no reward (None), training goes on" in said[0]
+
+
+def test_the_share_that_failed_reaches_the_trainers_log():
+    logged = []
+    checked = CheckedReward(breaks_on_x)
+    ask(checked, "x", "a", "b", "c", log_metric=lambda name, value: logged.append((name, value)))
+    ask(checked, "a", log_metric=lambda name, value: logged.append((name, value)))
+    assert logged == [("reward_failures/breaks_on_x", 0.25), ("reward_failures/breaks_on_x", 0.0)]
+    assert checked.take_failed_share() == 0.2
+    assert checked.take_failed_share() is None
+
+
+def test_a_probe_leaves_no_trace(tmp_path):
+    checked = CheckedReward(breaks_on_x, failures_dir=tmp_path)
+    with probing():
+        assert ask(checked, "x", "a", log_metric=pytest.fail) == [None, 1.0]
+    assert checked.failures == checked.calls == 0
+    assert checked.last_batch is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def loops(prompts, completions, **kwargs):
+    while True:
+        with contextlib.suppress(Exception):  # a function that swallows what it can
+            time.sleep(0.001)
+
+
+def catastrophic(prompts, completions, **kwargs):
+    return [float(re.match(r"(a+)+$", "a" * 40 + "b") is None) for _ in completions]
+
+
+@pytest.mark.parametrize("func", [loops, catastrophic])
+def test_a_call_that_takes_too_long_is_given_up(func, tmp_path):
+    checked = CheckedReward(func, timeout=0.2, failures_dir=tmp_path)
+    started = time.monotonic()
+    assert ask(checked, "a", "b") == [None, None]
+    assert time.monotonic() - started < 5
+    assert {line["kind"] for line in lines(tmp_path)} == {"timeout"}
+    assert "took longer than 0.2 s" in lines(tmp_path)[0]["message"]
+
+
+def test_a_coroutine_that_takes_too_long_is_given_up():
+    async def sleeps(prompts, completions, **kwargs):
+        await asyncio.sleep(60)
+
+    started = time.monotonic()
+    assert ask(CheckedReward(sleeps, timeout=0.1), "a", "b") == [None, None]
+    assert time.monotonic() - started < 5
+
+
+def test_a_function_is_given_up_in_other_threads_too():
+    given = []
+    thread = threading.Thread(target=lambda: given.append(ask(CheckedReward(loops, timeout=0.1), "a")))
+    thread.start()
+    thread.join(5)
+    assert given == [[None]]
+
+
+def test_the_timer_of_somebody_else_goes_off_when_it_would_have():
+    with pytest.raises(TimeLimitError, match=r"took longer than 0\.3 s"):
+        call_within(0.3, lambda: [call_within(5, lambda: time.sleep(0.05)) for _ in range(100)])
+
+
+def test_a_time_out_of_the_function_itself_is_its_own_failure():
+    def slow_on_x(prompts, completions, **kwargs):
+        if "x" in completions:
+            raise TimeoutError("the pattern took too long")
+        return length(prompts, completions)
+
+    assert ask(CheckedReward(slow_on_x), "x", "ab") == [None, 2.0]
+
+
+@pytest.mark.parametrize("policy", ["warn", "nan", float("nan"), True, [1.0]])
+def test_another_policy_is_named(policy):
+    with pytest.raises(UserError, match="on_failure must be 'raise', 'none' or a number"):
+        CheckedReward(length, on_failure=policy)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "10", True, float("inf")])
+def test_another_timeout_is_named(timeout):
+    with pytest.raises(UserError, match="timeout must be a number of seconds above 0"):
+        CheckedReward(length, timeout=timeout)
+
+
+def test_options_survive_a_pickle(tmp_path):
+    checked = pickle.loads(pickle.dumps(CheckedReward(breaks_on_x, "judge", -2.0, 7.0, tmp_path)))
+    assert ask(checked, "x", "a") == [-2.0, 1.0]
+    assert (checked.timeout, checked.__name__, len(lines(tmp_path))) == (7.0, "judge", 1)
+    assert pickle.loads(pickle.dumps(CheckedReward(length))).timeout == DEFAULT_TIMEOUT

@@ -1,0 +1,59 @@
+"""One call of a reward function, of which parts can be asked again."""
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """What a trainer passes: everything but `prompts`, `completions` and `completion_ids` is in `others`."""
+
+    prompts: list
+    completions: list
+    completion_ids: Any
+    others: dict[str, Any]
+
+    def arguments(self) -> dict[str, Any]:
+        """By name, as TRL passes them."""
+        return {
+            "prompts": self.prompts,
+            "completions": self.completions,
+            "completion_ids": self.completion_ids,
+            **self.others,
+        }
+
+    def take(self, rows: Sequence[int]) -> "Call":
+        """The same call about some rows alone. A list or tuple with one element a completion is a column."""
+        size = len(self.completions)
+
+        def part(value: Any) -> Any:
+            is_column = isinstance(value, list | tuple) and len(value) == size
+            return [value[row] for row in rows] if is_column else value
+
+        return Call(
+            part(self.prompts),
+            part(self.completions),
+            part(self.completion_ids),
+            {name: part(value) for name, value in self.others.items()},
+        )
+
+
+def ask(func: Callable, call: Call) -> Any:
+    """What `func` returns; a coroutine function is awaited, also where an event loop runs already (a notebook)."""
+    result = func(**call.arguments())
+    if not inspect.isawaitable(result):
+        return result
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_awaited(result))
+    context = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(context.run, asyncio.run, _awaited(result)).result()
+
+
+async def _awaited(result: Any) -> Any:
+    return await result

@@ -1,0 +1,96 @@
+"""Reads what a reward function returned, and says of an exception what to mend."""
+
+import math
+import traceback
+from numbers import Real
+from typing import Any, NamedTuple
+
+from trl_ext.errors import UserError
+from trl_ext.rewards.failures import Failure
+from trl_ext.rewards.time_limit import TimeLimitError
+
+
+class Outcome(NamedTuple):
+    """Rewards of a batch, `None` for those of `failures` and where the reward does not apply.
+
+    Attributes:
+        error: the exception behind the failures, if there was one.
+    """
+
+    rewards: list[float | None]
+    failures: list[Failure]
+    error: Exception | None = None
+
+
+def read_result(result: Any, count: int) -> Outcome:
+    """The rewards of `count` completions. `None` passes; NaN and infinities, which would end up in the weights, do
+    not."""
+    if isinstance(result, str | dict) or not hasattr(result, "__iter__") or getattr(result, "shape", None) == ():
+        return all_failed(count, "length", f"returned {_shown(result)}: return a list, one number per completion")
+    values = list(result)
+    if len(values) != count:
+        message = (
+            f"returned {len(values)} rewards for {count} completions: "
+            "return one number per completion, None where it does not apply"
+        )
+        return all_failed(count, "length", message)
+    rewards: list[float | None] = []
+    failures = []
+    for row, value in enumerate(values):
+        number = None if value is None else _number(value)
+        rewards.append(number)
+        if number is None and value is not None:
+            message = f"returned {_shown(value)}: return a finite number, or None where the reward does not apply"
+            failures.append(Failure(row, "value", message))
+    return Outcome(rewards, failures)
+
+
+def read_error(error: Exception, count: int) -> Outcome:
+    """All of `count` completions failed, since the function raised `error`."""
+    if isinstance(error, TimeLimitError):
+        message = f"{error}: make it faster, or raise its timeout (seconds), written beside its name"
+        return all_failed(count, "timeout", message, error)
+    return all_failed(count, "exception", _explain(error), error)
+
+
+def all_failed(count: int, kind: str, message: str, error: Exception | None = None) -> Outcome:
+    return Outcome([None] * count, [Failure(row, kind, message) for row in range(count)], error)
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    fix = "mend it, or return None for a completion that it cannot score"
+    if isinstance(error, TypeError) and "required" in str(error):
+        fix = "dataset columns arrive as arguments of the same name, so the dataset needs that column"
+    elif isinstance(error, TypeError) and "unexpected keyword" in str(error):
+        fix = "add **kwargs to its arguments, TRL passes dataset columns and more"
+    return f"raised {one_line(f'{type(error).__name__}: {error}')}{_place(error)}: {fix}"
+
+
+def _place(error: Exception) -> str:
+    """The deepest line in the file of the reward function; nothing where it could not even be called."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _OURS]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def _number(value: Any) -> float | None:
+    if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
+        value = value.item()
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+
+
+def _shown(value: Any) -> str:
+    return f"{one_line(repr(value), 60)} ({type(value).__name__})"
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+# the frames between the caller and the reward function
+_OURS = frozenset(
+    __file__.replace("results.py", name) for name in ("results.py", "checking.py", "time_limit.py", "calls.py")
+)
