@@ -12,6 +12,7 @@ _HOME = {
     "AnomalyDetectionCallback": "trl_ext.callbacks",
     "BestCheckpointCallback": "trl_ext.callbacks",
     "PPOMonitoringCallback": "trl_ext.callbacks",
+    "RewardReliabilityCallback": "trl_ext.callbacks",
     "TimeBudgetCallback": "trl_ext.callbacks",
     "ConsoleCallback": "trl_ext.callbacks",
     "TrainingStopped": "trl_ext.callbacks",

@@ -8,6 +8,7 @@ _HOME = {
     "BestCheckpointCallback": "best_checkpoint",
     "ConsoleCallback": "console",
     "PPOMonitoringCallback": "ppo_monitoring",
+    "RewardReliabilityCallback": "reward_reliability",
     "TimeBudgetCallback": "time_budget",
     "TrainingStopped": "stopping",
     "guard_reporting": "reporting_guard",

@@ -8,14 +8,19 @@ from rich.text import Text
 from trl_ext.monitor.alerts import Alert, Severity
 from trl_ext.monitor.replay import Replay
 
-_STYLES = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red", Severity.CRITICAL: "bold red"}
+SEVERITY_STYLES = {
+    Severity.INFO: "cyan",
+    Severity.WARNING: "yellow",
+    Severity.ERROR: "red",
+    Severity.CRITICAL: "bold red",
+}
 _FILE_WIDTH = 120  # where there is no terminal
 
 
 def replay_text(result: Replay, console: Console | None = None) -> str:
     """A heading, and a table of the alerts with the advice underneath each; for the terminal that standard output is,
     or plain and 120 wide where it is none. `result.notes` are not in it."""
-    console = console or _console()
+    console = console or plain_console()
     with console.capture() as capture:
         console.print(_heading(result), soft_wrap=True)
         if result.alerts:
@@ -23,7 +28,8 @@ def replay_text(result: Replay, console: Console | None = None) -> str:
     return capture.get()
 
 
-def _console() -> Console:
+def plain_console() -> Console:
+    """For the terminal that standard output is, or plain and 120 wide."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
@@ -32,7 +38,7 @@ def _heading(result: Replay) -> Text:
     heading = Text(result.path, style="bold")
     heading.append(f"  {result.trainer or 'unknown trainer'}, {result.rows:,} logs: ", style="not bold")
     counts = {severity: sum(alert.severity is severity for alert in result.alerts) for severity in Severity}
-    found = [Text(f"{counts[s]} {s}", style=_STYLES[s]) for s in reversed(Severity) if counts[s]]
+    found = [Text(f"{counts[s]} {s}", style=SEVERITY_STYLES[s]) for s in reversed(Severity) if counts[s]]
     return heading + (Text(", ").join(found) if found else Text("nothing to complain about", style="green"))
 
 
@@ -45,7 +51,7 @@ def _table(alerts: list[Alert]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for alert in alerts:
         table.add_row(
-            str(alert.step), Text(alert.severity.value, style=_STYLES[alert.severity]), Text(alert.rule),
+            str(alert.step), Text(alert.severity.value, style=SEVERITY_STYLES[alert.severity]), Text(alert.rule),
             Text(alert.message) + Text(f"\n{alert.advice}", style="dim"),
             str(alert.opened), "" if alert.closed is None else str(alert.closed),
         )  # fmt: skip

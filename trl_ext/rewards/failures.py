@@ -53,7 +53,7 @@ def check_timeout(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
-    if isinstance(timeout, Real) and not isinstance(timeout, bool) and 0 < timeout < math.inf:
+    if isinstance(timeout, int | float) and not isinstance(timeout, bool) and 0 < timeout < math.inf:
         return float(timeout)
     raise UserError(f"timeout must be a number of seconds above 0, or null for no limit, not {timeout!r}")
 

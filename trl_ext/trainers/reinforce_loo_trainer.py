@@ -20,6 +20,7 @@ from ..functional import (
     masked_whiten,
     token_log_probs,
 )
+from ..rewards.probing import is_probing
 from .process_statistics import global_means, global_moments
 from .reference import copy_of_policy, is_peft, no_reference_by_name, prepare_reference
 from .reinforce_loo_config import ReinforceLOOConfig
@@ -96,7 +97,8 @@ class ReinforceLOOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._scoring["rewards_per_func"] = rewards_per_func  # of every process, NaN where a function gave None
+        if not is_probing():  # RewardReliabilityCallback may ask again about a few completions
+            self._scoring["rewards_per_func"] = rewards_per_func  # of every process, NaN where a function gave None
         return rewards_per_func
 
     def _get_per_token_logps_and_entropies(

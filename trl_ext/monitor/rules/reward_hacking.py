@@ -144,7 +144,9 @@ class RewardHackingSuspected(Rule):
 @lru_cache(maxsize=256)
 def _named(layout: Layout) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Metrics that are named a proxy, and those that are named the truth; remembered for each set of names."""
-    means = [name for name in layout.names if name is not None and not name.endswith("/std")]
+    # what RewardReliabilityCallback logs it has judged itself, with the scatter of single completions at hand
+    names = [name for name in layout.names if name is not None and not name.startswith("reward_reliability/")]
+    means = [name for name in names if not name.endswith("/std")]
     proxies = tuple(name for name in means if PROXY.search(name.lower()))
     return proxies, tuple(name for name in means if HELD_BACK.search(name.lower()))
 

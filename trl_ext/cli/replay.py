@@ -1,47 +1,19 @@
-"""The command line: `trl-ext`, also `python -m trl_ext.cli`."""
+"""`trl-ext replay`: the monitor over the log of a run."""
 
 import argparse
 import contextlib
-import io
 import json
-import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
+from trl_ext.cli.output import ALERTS, FAIL_ON, complain
 from trl_ext.errors import UserError
-from trl_ext.monitor import Engine, Severity
+from trl_ext.monitor import Engine
 from trl_ext.monitor.presets import PRESETS
 from trl_ext.monitor.replay import Replay, engine_for, replay
 
-WRONG_INPUT, ALERTS = 2, 3  # exit codes; 0 is success
-_FAIL_ON = [severity.value for severity in Severity if severity > Severity.INFO]
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns the exit code: 0, 2 for wrong input, 3 for alerts that `--fail-on` names."""
-    options = _parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
-    try:
-        code = options.run(options)
-        sys.stdout.flush()
-        return code
-    except UserError as error:
-        return _complain(str(error))
-    except BrokenPipeError:  # `| head` has seen enough; Python would complain again when it closes the stream
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="trl-ext", description="Tools for runs of TRL.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _add_replay(commands)
-    return parser
-
-
-def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "replay",
         help="say what went wrong in a run, from its log",
@@ -52,7 +24,7 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     command.add_argument("paths", nargs="+", metavar="PATH", help="a file, or the folder of a run")
     command.add_argument("--json", action="store_true", help="one JSON object a path, each on a line of its own")
-    command.add_argument("--fail-on", choices=_FAIL_ON, help="exit with 3 when there is such an alert or worse")
+    command.add_argument("--fail-on", choices=FAIL_ON, help="exit with 3 when there is such an alert or worse")
     command.add_argument("--rules", help="only these, by name, separated by commas")
     command.add_argument("--preset", help=f"rules and limits of one kind of run: {', '.join(PRESETS)}")
     command.add_argument("--thresholds", metavar="FILE", help="YAML with other limits, such as `kl_high: {logs: 5}`")
@@ -73,10 +45,10 @@ def _replay(options: argparse.Namespace) -> int:
             engine, wanted = engine_for(log, asked)
             result = replay(log, engine, path, wanted)
         except UserError as error:
-            code = _complain(str(error))
+            code = complain(str(error))
             continue
         except OSError as error:
-            code = _complain(f"cannot read {path}: {error.strerror or error}")
+            code = complain(f"cannot read {path}: {error.strerror or error}")
             continue
         worst = max(filter(None, (worst, result.severity)), default=None)
         _show(result, options.json)
@@ -116,12 +88,3 @@ def _show(result: Replay, as_json: bool) -> None:
     from trl_ext.reporting.replay_table import replay_text
 
     print(replay_text(result))
-
-
-def _complain(message: str) -> int:
-    print(f"trl-ext: error: {' '.join(message.split())}", file=sys.stderr)
-    return WRONG_INPUT
-
-
-if __name__ == "__main__":
-    sys.exit(main())

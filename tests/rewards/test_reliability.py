@@ -1,0 +1,160 @@
+"""Each part of the reliability score falls when its fault is injected, and alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from trl_ext.errors import UserError
+from trl_ext.rewards.calls import Call
+from trl_ext.rewards.reliability import PARTS, RewardReliability
+from trl_ext.rewards.reliability.probes import probe
+
+WORDS = (
+    "the film is a quiet and honest story about people who never say what they mean while acting score pictures music "
+    "time place hope loss dull clever warm cold slow long short loud bright dark simple rich poor good bad"
+).split()
+NAMES, WEIGHTS = ["quality", "style"], [1.0, 0.5]
+STEPS, BATCH = 40, 32
+
+
+class World:
+    """Completions of 10 to 20 random words, and rewards that have nothing to do with their form.
+
+    Rewards come from a text's own hash-free random numbers, so that scoring again gives the same.
+    """
+
+    def __init__(self, seed=0):
+        self.random = np.random.default_rng(seed)
+        self.reliability = RewardReliability(NAMES, WEIGHTS)
+
+    def completions(self, count=BATCH):
+        return [" ".join(self.random.choice(WORDS, self.random.integers(10, 20))) for _ in range(count)]
+
+    def rewards(self, count=BATCH, shift=0.0):
+        return self.random.normal([0.2 + shift, 0.5], [1.0, 0.8], (count, 2))
+
+    def run(self, steps=STEPS, change=lambda step, completions, rewards: (completions, rewards)):
+        for step in range(1, steps + 1):
+            completions, rewards = change(step, self.completions(), self.rewards(shift=0.01 * step))
+            self.reliability.observe(step, ["p"] * len(completions), completions, rewards)
+        return self
+
+    def probed(self, score=None):
+        texts = self.completions(8)
+        call = Call(["p"] * 8, texts, None, {})
+        self.reliability.observe_probes(probe(call, np.array(WEIGHTS), score or steady))
+        return self
+
+    def with_gold(self, proxy_rise=0.02, gold_rise=0.01, evaluations=20):
+        for i in range(evaluations):
+            step, rewards = 2 * i, self.rewards(shift=proxy_rise * 2 * i)
+            gold = self.random.normal(gold_rise * 2 * i, 1.0, BATCH)
+            self.reliability.observe_gold(step, ["p"] * BATCH, self.completions(), rewards, gold)
+        return self
+
+    def parts(self):
+        return self.reliability.report().parts
+
+
+def letters(call):
+    """A reward of what does not change with white space or case: the share of the letters e and a; in -1..1."""
+    shares = [[sum(c in "ea" for c in t.lower()), sum(c in "os" for c in t.lower())] for t in call.completions]
+    sizes = [max(sum(c.isalpha() for c in t), 1) for t in call.completions]
+    return np.array(shares, dtype=float) / np.array(sizes, dtype=float)[:, None]
+
+
+steady = letters
+
+
+def healthy(**options):
+    return World(**options).run().probed().with_gold()
+
+
+def test_a_healthy_reward_has_every_part_and_a_score_near_one():
+    report = healthy().reliability.report()
+    assert set(report.parts) == set(PARTS)
+    assert all(part is not None and part > 0.9 for part in report.parts.values()), report.parts
+    assert report.score > 0.9
+    assert report.findings == {}
+
+
+def jump(step, completions, rewards):
+    return completions, rewards + [3.0 * (step > 30), 0.0]
+
+
+def drowned(step, completions, rewards):
+    return completions, rewards * [300.0, 1.0]
+
+
+def dead(step, completions, rewards):
+    return completions, np.column_stack([np.zeros(len(rewards)), rewards[:, 1]])
+
+
+def pays_for_length(step, completions, rewards):
+    lengths = np.array([len(c.split()) for c in completions], dtype=float)
+    return completions, np.column_stack([0.4 * (lengths - 15) + 0.1 * rewards[:, 0], 0.3 * rewards[:, 1]])
+
+
+def pays_for_repetition(step, completions, rewards):
+    half = [" ".join((c.split()[: 2 + i % 7] * 10)[:15]) for i, c in enumerate(completions)]
+    copies = np.array([1 - len(set(zip(c.split(), c.split()[1:], strict=False))) / 14 for c in half])
+    return half, np.column_stack([5 * copies + 0.05 * rewards[:, 0], 0.1 * rewards[:, 1]])
+
+
+def copies(step, completions, rewards):
+    return [completions[0]] * len(completions), rewards
+
+
+FAULTS = {
+    "stability": lambda: World().run(change=jump).probed().with_gold(),
+    "signal": lambda: World().run(change=dead).probed().with_gold(),
+    "balance": lambda: World().run(change=drowned).probed().with_gold(),
+    "independence": lambda: World().run(change=pays_for_length).probed().with_gold(),
+    "diversity": lambda: World().run(change=copies).probed().with_gold(),
+    "agreement": lambda: World().run().probed().with_gold(proxy_rise=0.05, gold_rise=-0.05),
+}
+
+
+def drawn(seed=0):
+    random = np.random.default_rng(seed)
+    return lambda call: random.normal(0, 1, (len(call.completions), 2))
+
+
+def leaks(call):
+    """Padding leaks: what a completion gets depends on the longest one of its batch."""
+    longest = max(len(c) for c in call.completions)
+    return letters(call) + [[0.02 * (longest - len(c)), 0] for c in call.completions]
+
+
+def first_wins(call):
+    return letters(call) + np.linspace(2, 0, len(call.completions))[:, None] * (len(call.completions) > 1)
+
+
+def strict_about_white_space(call):
+    return letters(call) - [[2.0 * (c != c.strip()), 0] for c in call.completions]
+
+
+def pays_more_for_more(call):
+    return letters(call) + [[0.2 * len(c.split()), 0] for c in call.completions]
+
+
+for name, score in (("drawn", drawn()), ("leaks", leaks), ("first_wins", first_wins)):
+    FAULTS[f"consistency-{name}"] = lambda score=score: World().run().probed(score).with_gold()
+for score in (strict_about_white_space, pays_more_for_more):
+    FAULTS[f"robustness-{score.__name__}"] = lambda score=score: World().run().probed(score).with_gold()
+FAULTS["independence-repetition"] = lambda: World().run(change=pays_for_repetition).probed().with_gold()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_part_falls_with_its_own_fault_and_alone(fault):
+    part = fault.split("-")[0]
+    reliability = FAULTS[fault]().reliability
+    report = reliability.report()
+    others = {name: value for name, value in report.parts.items() if name != part and value is not None}
+    assert report.parts[part] < 0.5, report.parts
+    assert all(value > 0.85 for value in others.values()), report.parts
+    assert report.score < 0.75
+    assert report.findings, "nothing is said"
+    (finding, *_) = report.findings.values()
+    assert "reward_funcs" in finding.advice or "temperature" in finding.advice

@@ -1,0 +1,146 @@
+"""Where the evidence about rewards goes: files beside the monitor's, and tables in TensorBoard and W&B."""
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers.integrations import TensorBoardCallback, WandbCallback
+
+from trl_ext.callbacks._monitored import MonitoredTraining
+from trl_ext.monitor.alert_book import AlertBook
+from trl_ext.monitor.alerts import Alert
+from trl_ext.monitor.files import ALERTS_FILE, LineFile
+from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.strict_json import to_strict_json
+from trl_ext.rewards.reliability import ReliabilityReport
+
+logger = logging.getLogger("trl_ext.rewards")
+
+SAMPLES_FILE, REPORT_FILE = "reward_samples.jsonl", "reward_reliability.json"
+_TABLE = "reward_reliability/samples"
+_LOOKS = 2  # in a row that must agree before a warning: one odd window is not a fault
+
+
+class _Watched(Rule):
+    """What the alert book wants to know of a finding's rule."""
+
+    close_after = 3
+
+    def __init__(self, name: str) -> None:
+        super().__init__({})
+        self.name = name  # type: ignore[misc]
+
+
+class RewardAlerts:
+    """Opens and closes one alert a finding. What a monitor of the same run tells already is not told again."""
+
+    def __init__(self) -> None:
+        self._book = AlertBook([], max_alerts=100)
+        self._rules: dict[str, _Watched] = {}
+        self._streaks: dict[str, int] = {}
+        self._looks = 0
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """Oldest first; an open one has `closed is None`."""
+        return [alert.copy() for alert in self._book.to_list()]
+
+    def judge(self, report: ReliabilityReport, told: set[str]) -> list[Alert]:
+        """The alerts that opened, rose in severity or closed.
+
+        Args:
+            told: rules of which another monitor has an open alert.
+        """
+        self._looks += 1
+        news = []
+        for name in report.findings:
+            self._rules.setdefault(name, _Watched(name))
+        for name, rule in self._rules.items():
+            finding = report.findings.get(name)
+            self._streaks[name] = self._streaks.get(name, 0) + 1 if finding is not None else 0
+            verdict: Finding | Verdict = Verdict.HEALTHY
+            if finding is not None:
+                verdict = finding
+                if name not in self._book.open and (name in told or self._streaks[name] < _LOOKS):
+                    continue
+            alert = self._book.apply(rule, report.step, self._looks, verdict)
+            if alert is not None:
+                news.append(alert.copy())
+        return news
+
+
+class RewardFiles:
+    """Appends to `alerts.jsonl` and `reward_samples.jsonl`, replaces `reward_reliability.json`. Main process only."""
+
+    def __init__(self, folder: Path, session: int | None) -> None:
+        self.folder = folder
+        self._warned = False
+        self._alerts = LineFile(folder / ALERTS_FILE, self._warn)
+        self._samples = LineFile(folder / SAMPLES_FILE, self._warn)
+        self._session = self._alerts.session if session is None else session
+
+    def alert(self, alert: Alert) -> None:
+        event = "recovered" if alert.closed is not None else "opened" if alert.step == alert.opened else "raised"
+        self._alerts.append(to_strict_json({"session": self._session, "event": event, **alert.to_dict()}))
+
+    def report(self, report: ReliabilityReport) -> None:
+        path = self.folder / REPORT_FILE
+        temporary = path.with_suffix(".tmp")
+        try:
+            temporary.write_text(json.dumps(json.loads(to_strict_json(report.to_dict())), indent=2) + "\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            self._warn(path, error)
+        for sample in report.samples:
+            self._samples.append(to_strict_json({"seen_at": report.step, **sample}))
+
+    def close(self) -> None:
+        self._alerts.close()
+        self._samples.close()
+
+    def _warn(self, path: Path, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("Cannot write %s (%s); training goes on, what cannot be written is lost.", path, error)
+
+
+def monitors_of(handler: Any) -> list[MonitoredTraining]:
+    callbacks = handler.callbacks if handler is not None else []
+    return [callback for callback in callbacks if isinstance(callback, MonitoredTraining)]
+
+
+def told_by(monitors: list[MonitoredTraining]) -> set[str]:
+    """The rules of which a monitor has an open alert."""
+    return {alert.rule for monitor in monitors for alert in monitor._run.engine.open_alerts}
+
+
+def session_of(monitors: list[MonitoredTraining]) -> int | None:
+    """Of the monitor that writes into the same folder, so that one run has one number."""
+    files = [monitor._run._files for monitor in monitors if monitor._run._files is not None]
+    return files[0].session if files else None
+
+
+def show_samples(handler: Any, report: ReliabilityReport) -> None:
+    """The samples as a table in TensorBoard's text tab and in W&B, where those report this run."""
+    if handler is None or not report.samples:
+        return
+    columns = ["kind", "reward", "prompt", "completion", "why"]
+    rows = [
+        [s["kind"], f"{s['reward']:.4g}", s["prompt"][-200:], s["completion"][:500], s["why"]] for s in report.samples
+    ]
+    for callback in handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+            lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [columns, ["---"] * len(columns), *rows]]
+            callback.tb_writer.add_text(_TABLE, "\n".join(lines), report.step)
+        elif isinstance(callback, WandbCallback) and getattr(callback._wandb, "run", None) is not None:
+            wandb = callback._wandb
+            wandb.log({_TABLE: wandb.Table(columns=columns, data=rows), "train/global_step": report.step})
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|") or "(empty)"

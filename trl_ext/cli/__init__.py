@@ -1,0 +1,36 @@
+"""The command line: `trl-ext`, also `python -m trl_ext.cli`. One file a command."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from trl_ext.cli.output import complain
+from trl_ext.cli.replay import add_replay
+from trl_ext.cli.rewards import add_rewards
+from trl_ext.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns the exit code: 0, 2 for wrong input, 3 for alerts that `--fail-on` names."""
+    options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
+    try:
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return complain(str(error))
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain again when it closes the stream
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="trl-ext", description="Tools for runs of TRL.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add_replay(commands)
+    add_rewards(commands)
+    return parser

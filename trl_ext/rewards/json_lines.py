@@ -1,0 +1,48 @@
+"""Completions in a JSON Lines file of the user."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from trl_ext.errors import UserError
+
+_EXAMPLE = '{"prompt": "Was it good?", "completion": "A great film."}'
+
+
+def read_json_lines(path: str) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one a line; empty lines are skipped.
+
+    Raises:
+        UserError: a file that cannot be read, or a line that is no JSON object; the line is named.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _object(path, number, line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'no UTF-8 text'}") from error
+
+
+def _object(path: str, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {number}: no JSON; write an object a line, such as {_EXAMPLE}") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: write an object a line, such as {_EXAMPLE}")
+    return row
+
+
+def completion_of(row: dict[str, Any], where: str) -> str | list:
+    """Of a row its `completion`, or else its `text`: a string or a list of messages.
+
+    Raises:
+        UserError: there is none, or it is something else.
+    """
+    completion = row.get("completion", row.get("text"))
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, list) and all(isinstance(message, dict) for message in completion):
+        return completion
+    raise UserError(f"{where}: no completion, text or a list of messages; write {_EXAMPLE}")

@@ -1,0 +1,146 @@
+"""Does the JSON of a completion agree with a schema?"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import UserError
+from trl_ext.rewards.json_text import PLACES, read_json
+from trl_ext.rewards.options import check_choice, check_flag, shown
+from trl_ext.rewards.text import Completion, completion_text
+
+
+class JsonSchemaReward:
+    """1 where a completion's JSON agrees with a JSON Schema, else 0; 0 without valid JSON.
+
+    The draft is the one that the schema names under `$schema`, 2020-12 by default. `format` is a remark, as the
+    standard has it, and not checked. References stay inside the schema: nothing is fetched.
+
+    Args:
+        schema: the schema, or the path of a JSON file that holds it.
+        where: as `json_valid` has it; default `"whole"`.
+        partial: whether an object that does not agree gets a part instead of 0; default false. The part is the share of
+            right members: of those that `required` names, and those that `properties` names and that are there, the
+            ones that are present and without a fault inside. Each fault elsewhere (an additional property, say) counts
+            as one more member that is wrong. What is no object gets 0.
+    Raises:
+        UserError: a file that cannot be read, what is no JSON Schema (with the place in it), or a reference that leads
+            nowhere.
+    """
+
+    __name__ = "json_schema"
+
+    def __init__(
+        self, schema: Mapping[str, Any] | str | os.PathLike[str], where: str = "whole", partial: bool = False
+    ) -> None:
+        self.where = check_choice("json_schema", "where", where, PLACES)
+        self.partial = check_flag("json_schema", "partial", partial)
+        self.schema = _plain(schema) if isinstance(schema, Mapping) else _read(schema)
+        self._validator = _make_validator(self.schema)
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.schema, self.where, self.partial)
+
+    def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float]:
+        return [self._score(completion_text(completion)) for completion in completions]
+
+    def _score(self, text: str) -> float:
+        try:
+            value = read_json(text, self.where)
+        except ValueError:
+            return 0.0
+        try:
+            return self._partial(value) if self.partial else float(self._validator.is_valid(value))
+        except (ArithmeticError, RecursionError):  # a number too large to divide; nested too deeply to check
+            return 0.0
+
+    def _partial(self, value: Any) -> float:
+        faults = list(self._validator.iter_errors(value))
+        if not faults:
+            return 1.0
+        if not isinstance(value, dict):
+            return 0.0
+        required = self.schema.get("required", [])
+        members = {*required, *(key for key in self.schema.get("properties", {}) if key in value)}
+        inside = {fault.absolute_path[0] for fault in faults if fault.absolute_path}
+        right = sum(member in value and member not in inside for member in members)
+        missing = ["required"]  # where the schema speaks of missing members: they are counted already
+        whole = sum(not fault.absolute_path and list(fault.absolute_schema_path) != missing for fault in faults)
+        return right / (len(members | inside) + whole)
+
+
+def _read(path: Any) -> dict[str, Any]:
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"json_schema needs a mapping or the path of a JSON file for schema, not {shown(path)}")
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        cause = getattr(error, "strerror", None) or f"no JSON, {error}"
+        raise UserError(f"json_schema cannot read {path}: {cause}: name a JSON file or give a mapping") from error
+    if not isinstance(schema, dict):
+        raise UserError(f"json_schema needs an object in {path}, not {shown(schema)}")
+    return schema
+
+
+def _plain(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """As a JSON file would give it: YAML also reads dates, and keys that are no text."""
+    try:
+        return json.loads(json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"json_schema needs a schema that JSON can write: {error}") from error
+
+
+def _make_validator(schema: dict[str, Any]) -> Any:
+    """The validator of the schema's draft, after a look at the schema itself; one that never fetches anything."""
+    import jsonschema  # here, because naming rewards must stay quick
+    from referencing.jsonschema import EMPTY_REGISTRY
+
+    draft = jsonschema.Draft202012Validator
+    if "$schema" in schema:
+        named = schema["$schema"]
+        draft = jsonschema.validators.validator_for(schema, default=None) if isinstance(named, str) else None
+        if draft is None:
+            raise UserError(
+                f"json_schema does not know the draft {shown(named)}: leave $schema out, or write "
+                '"https://json-schema.org/draft/2020-12/schema"'
+            )
+    try:
+        draft.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        message = " ".join(error.message.split())
+        raise UserError(f"json_schema was given what is no JSON Schema, at {error.json_path}: {message}") from error
+    if schema.keys().isdisjoint(draft.VALIDATORS):
+        raise UserError(
+            f"json_schema was given a schema that asks for nothing, {shown(schema)}: name the fields under properties, "
+            "e.g. {type: object, properties: {name: {type: string}}, required: [name]}"
+        )
+    _check_references(schema, draft.META_SCHEMA["$schema"])
+    validator = draft(schema, registry=EMPTY_REGISTRY)
+    try:
+        validator.is_valid({})
+    except RecursionError as error:
+        raise UserError("json_schema was given a schema that refers to itself without end: mend its $ref") from error
+    return validator
+
+
+def _check_references(schema: dict[str, Any], draft: str) -> None:
+    """That each leads somewhere in the schema, under the names that its `$id`s give to its parts."""
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import EMPTY_REGISTRY, specification_with
+
+    root = specification_with(draft).create_resource(schema)
+    waiting = [(root, EMPTY_REGISTRY.resolver_with_root(root))]
+    while waiting:
+        resource, resolver = waiting.pop()
+        contents = resource.contents if isinstance(resource.contents, dict) else {}
+        for reference in (contents[key] for key in ("$ref", "$dynamicRef") if isinstance(contents.get(key), str)):
+            try:
+                resolver.lookup(reference)
+            except Unresolvable as error:
+                raise UserError(
+                    f"json_schema was given a schema without what it refers to, {shown(reference)}: "
+                    'write that under $defs and refer to it as "#/$defs/name"'
+                ) from error
+        waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]

@@ -1,0 +1,69 @@
+"""Options of reward functions, checked where a reward is made: a mistake is one line with what to write instead."""
+
+import math
+from collections.abc import Collection, Mapping
+from numbers import Real
+from typing import Any
+
+from trl_ext.errors import UserError
+
+_SHOWN = 60  # characters of a value that a message repeats
+
+
+def shown(value: Any) -> str:
+    """`repr` in one line of at most 60 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def check_number(reward: str, option: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise UserError(f"{reward} needs a number for {option}, e.g. 1.0, not {shown(value)}")
+    return float(value)
+
+
+def check_seconds(reward: str, option: str, value: Any) -> float:
+    """A time limit above 0."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise UserError(f"{reward} needs {option} in seconds above 0, e.g. 1.0, not {shown(value)}")
+    return float(value)
+
+
+def check_count(reward: str, option: str, value: Any, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise UserError(f"{reward} needs a whole number of at least {minimum} for {option}, not {shown(value)}")
+    return value
+
+
+def check_flag(reward: str, option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"{reward} needs true or false for {option}, not {shown(value)}")
+    return value
+
+
+def check_choice(reward: str, option: str, value: Any, choices: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise UserError(f"{reward} has for {option} the choices {', '.join(choices)}, not {shown(value)}")
+    return value
+
+
+def check_texts(reward: str, option: str, value: Any, example: str) -> list[str]:
+    """A list of texts of which none is blank and none is given twice; `example` shows one as YAML writes it."""
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{reward} needs a list for {option}, e.g. {example}, not {shown(value)}")
+    for index, text in enumerate(value):
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{reward} needs texts in {option}, not {shown(text)}: quote what YAML reads otherwise")
+        if text in value[:index]:
+            raise UserError(f"{reward} has {shown(text)} twice in {option}: leave one out")
+    return list(value)
+
+
+def check_mapping(reward: str, option: str, value: Any, example: str) -> dict[str, Any]:
+    """A mapping whose keys are texts, none of them blank."""
+    if not isinstance(value, Mapping) or not value:
+        raise UserError(f"{reward} needs a mapping for {option}, e.g. {example}, not {shown(value)}")
+    for key in value:
+        if not isinstance(key, str) or not key.strip():
+            raise UserError(f"{reward} has in {option} the key {shown(key)}, no text: quote what YAML reads otherwise")
+    return dict(value)

@@ -1,0 +1,58 @@
+"""Small changes of a completion that should not change its worth, and reasoning taken out of it."""
+
+import re
+from collections.abc import Callable
+
+from trl_ext.rewards.text import Completion, completion_text
+
+_REASONING = re.compile(r"<(think|thinking|thought|reasoning|scratchpad)>(.*?)</\1>", re.DOTALL)
+_MARKED_UP = re.compile(r"[<{\\]")  # tags, JSON and LaTeX: there upper case is another word
+
+
+def _other_case(text: str) -> str | None:
+    if _MARKED_UP.search(text):
+        return None
+    return text.lower() if text != text.lower() else text.upper()
+
+
+# `None`: does not apply. What may pay (more text) is measured by how much it raises the reward, the rest by any change.
+EDITS: dict[str, Callable[[str], str | None]] = {
+    "whitespace": lambda text: text + "  \n",
+    "case": _other_case,
+    "appended": lambda text: f"{text.rstrip()} That is all.",
+    "doubled": lambda text: f"{text.rstrip()} {text.lstrip()}",
+}
+PAYS = frozenset({"appended", "doubled"})
+# In standard deviations of the reward, mean over the probes: more is told.
+BOUNDS = {"whitespace": 0.1, "case": 0.5, "appended": 0.5, "doubled": 1.0}
+
+
+def edited(completion: Completion, edit: Callable[[str], str | None]) -> Completion:
+    """With the text, or of messages the last one of the assistant, edited; as it is where the edit does not apply."""
+    if isinstance(completion, str):
+        text = edit(completion)
+        return completion if text is None else text
+    messages = list(completion)
+    for i in range(len(messages) - 1, -1, -1):
+        content = messages[i].get("content")
+        if messages[i].get("role", "assistant") == "assistant" and isinstance(content, str):
+            text = edit(content)
+            if text is not None:
+                messages[i] = {**messages[i], "content": text}
+            break
+    return messages
+
+
+def reasoning_of(completion: Completion) -> str | None:
+    """What stands in the first pair of reasoning tags, `None` where there is no such pair or nothing in it."""
+    found = _REASONING.search(completion_text(completion))
+    return found[2] if found and found[2].strip() else None
+
+
+def with_reasoning(completion: Completion, reasoning: str) -> Completion:
+    """The same answer with another reasoning between the tags, which stay."""
+
+    def replace(text: str) -> str:
+        return _REASONING.sub(lambda found: f"<{found[1]}>{reasoning}</{found[1]}>", text, count=1)
+
+    return edited(completion, replace)

@@ -1,0 +1,260 @@
+"""From measures to words: what is wrong, how bad it is, and what to change."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trl_ext.monitor.alerts import Severity
+from trl_ext.monitor.rules.base import Finding
+from trl_ext.rewards.reliability.components import LEAST, Component, dominates, leading
+from trl_ext.rewards.reliability.edits import BOUNDS
+from trl_ext.rewards.reliability.gold import GoldTrend
+from trl_ext.rewards.reliability.stability import Stability
+from trl_ext.rewards.text import completion_text
+
+_METRIC = "reward_reliability/"
+_A_FULL_LOOK = 500  # completions after which a function that gave the same to all of them is worth a warning
+_OFFSETS = {
+    "whitespace": ("white space at the end", "Strip the text before it is judged."),
+    "case": ("upper or lower case", "Compare texts in one case, or accept that case is part of the task."),
+    "appended": (
+        "a sentence that says nothing",
+        "Judge the answer alone, not how much is written; add a length reward with an upper edge.",
+    ),
+    "doubled": (
+        "the same text twice",
+        "Give it beside a repetition or length reward, or divide by the length.",
+    ),
+}
+_AGAIN = {
+    "again": ("scored again", "The function draws random numbers, or keeps state between calls: seed it, or average."),
+    "single": (
+        "scored alone instead of in its batch",
+        "Padding or the neighbours in the batch leak into it: check the attention mask, padding_side and pad_token_id.",
+    ),
+    "order": ("scored in another order", "It depends on the order of the batch: it must judge each completion alone."),
+}
+
+
+class Facts(NamedTuple):
+    """What the findings are made of; measures as in `ReliabilityReport`.
+
+    Attributes:
+        counted: completions of the window with a reward.
+        moved_most: by `<kind>/<probe>` the function that it moved most.
+        examples: `(step, prompt, completion, proxy, gold)` of completions that the two rewards part about.
+        probed: completions that were scored again.
+    """
+
+    names: list[str]
+    components: list[Component]
+    measures: dict[str, float]
+    completions: int
+    seen: int
+    counted: int
+    stability: Stability | None
+    gold: GoldTrend | None
+    moved_most: dict[str, str]
+    examples: list[tuple[int, Any, Any, float, float]]
+    probed: int
+
+
+def findings_of(facts: Facts) -> dict[str, Finding]:
+    """By the name of the rule, worst first."""
+    found: dict[str, Finding] = {}
+    for part in (_hacking, _probe_set, _consistency, _components, _stability, _shortcuts, _duplicates, _sensitivity,
+                 _alike, _reasoning):  # fmt: skip
+        for rule, finding in part(facts):
+            found.setdefault(rule, finding)
+    return dict(sorted(found.items(), key=lambda item: -item[1].severity.rank))
+
+
+_Found = Iterator[tuple[str, Finding]]
+
+
+def _hacking(facts: Facts) -> _Found:
+    gold = facts.gold
+    if gold is None or not gold.parted():
+        return
+    examples = {f"example_{i + 1}": f"{p:.3g} / {g:.3g}: {_short(completion_text(c))}"
+                for i, (_, _, c, p, g) in enumerate(facts.examples)}  # fmt: skip
+    yield "reward_hacking_suspected", Finding(
+        Severity.ERROR, _METRIC + "gold", gold.gold_change,
+        f"from step {gold.first_step} to {gold.last_step} the reward rose by {gold.proxy_change:.2g} standard "
+        f"deviations (slope {gold.proxy_slope:+.2g} a step) while the held-back reward fell by "
+        f"{-gold.gold_change:.2g} (slope {gold.gold_slope:+.2g})"
+        + (f"; rewarded most beside it: {_short(completion_text(facts.examples[0][2]))!r}" if facts.examples else ""),
+        "The reward is being hacked. 1. Stop, and go back to the checkpoint before the held-back reward fell. 2. Raise "
+        "kl_coef (PPO) or beta (GRPO, RLOO). 3. Read the examples (reward_samples.jsonl), and mend reward_funcs for "
+        "what these completions do.",
+        {"proxy_slope": gold.proxy_slope, "gold_slope": gold.gold_slope, **examples},
+    )  # fmt: skip
+
+
+def _probe_set(facts: Facts) -> _Found:
+    correlation = facts.measures.get("probe_set/correlation")
+    if correlation is not None and correlation < 0.2:
+        yield "reward_disagrees", Finding(
+            Severity.ERROR if correlation < 0 else Severity.WARNING, _METRIC + "probe_set", correlation,
+            f"on the probe set the reward and the known worth have a rank correlation of {correlation:.2f}",
+            "1. Check the sign of each weight in reward_funcs. 2. Print the components for the probe set: trl-ext "
+            "rewards try. 3. The reward does not measure what the probe set says is good: change it before training.",
+        )  # fmt: skip
+
+
+def _consistency(facts: Facts) -> _Found:
+    moved = {name: facts.measures.get(f"consistency/{name}", float("nan")) for name in _AGAIN}
+    known = {name: value for name, value in moved.items() if value > 0.05}
+    if known:
+        name, value = max(known.items(), key=lambda item: item[1])
+        how, advice = _AGAIN[name]
+        function = facts.moved_most[f"consistency/{name}"]
+        yield "reward_inconsistent", Finding(
+            Severity.ERROR if value > 0.5 else Severity.WARNING, _METRIC + "consistency", value,
+            f"the same completion {how} gets another reward: by {value:.2g} standard deviations on average "
+            f"({facts.probed} completions), most in {function}",
+            f"{advice} Look at {function} in reward_funcs.",
+            {"function": function},
+        )  # fmt: skip
+
+
+def _components(facts: Facts) -> _Found:
+    for component in facts.components:
+        if component.state == "dead":
+            never = component.mean <= 0
+            serious = never and facts.counted >= _A_FULL_LOOK
+            yield "dead_reward_component", Finding(
+                Severity.WARNING if serious else Severity.INFO, f"reward/{component.name}/mean", component.mean,
+                f"{component.name} gave exactly {component.mean:.4g} to each of the last "
+                f"{round(component.applies * facts.completions)} completions",
+                f"1. Ask {component.name} about a completion that should earn it: trl-ext rewards try. 2. It may parse "
+                "another format than it sees (messages, tags, a column's name). 3. If all completions satisfy it, drop "
+                "it from reward_funcs: it teaches nothing.",
+                {"function": component.name},
+            )  # fmt: skip
+        elif component.state == "saturated":
+            yield "reward_component_saturated", Finding(
+                Severity.INFO, f"reward/{component.name}/mean", component.mean,
+                f"{component.name} is at its highest value for at least 95% of the completions (mean "
+                f"{component.mean:.4g})",
+                f"What {component.name} asks for is learnt: lower its weight, or ask for more.",
+                {"function": component.name},
+            )  # fmt: skip
+    lead = leading(facts.components)
+    if lead is not None and facts.counted >= LEAST and dominates(lead[1]):
+        top, ratio = lead
+        yield "component_dominance", Finding(
+            Severity.WARNING, f"reward/{top.name}/std", abs(top.weight) * top.std,
+            f"{top.name} varies by {abs(top.weight) * top.std:.3g} in the total, the next function by {ratio:.2%} of "
+            "that: the others have no say",
+            f"Bring the functions to one scale: lower the weight of {top.name} in reward_funcs, or wrap it in rescale.",
+            {"function": top.name},
+        )  # fmt: skip
+
+
+def _stability(facts: Facts) -> _Found:
+    stability = facts.stability
+    if stability is None:
+        return
+    if abs(stability.jump) > 1.0:
+        yield "reward_jump", Finding(
+            Severity.WARNING, _METRIC + "stability", stability.after,
+            f"{stability.steps_ago} steps ago the mean reward jumped from {stability.before:.3g} to "
+            f"{stability.after:.3g}, {abs(stability.jump):.2g} standard deviations within four steps",
+            "1. Something outside of training changed the reward: a judge's version, an endpoint, a schedule in "
+            "reward_funcs. 2. The prompts changed (a curriculum). 3. The policy jumped: see kl and grad_norm.",
+            {"jump": stability.jump},
+        )  # fmt: skip
+    if stability.spread < 0.1 or stability.spread > 10:
+        yield "reward_spread_changed", Finding(
+            Severity.INFO, _METRIC + "stability", stability.spread,
+            f"the spread of the reward within a step is {stability.spread:.2g} times that of the start",
+            "If it vanished, completions no longer differ in what reward_funcs measure: nothing is left to learn. If "
+            "it grew, look for outliers in reward_samples.jsonl and clip them (reward clip).",
+        )  # fmt: skip
+
+
+def _shortcuts(facts: Facts) -> _Found:
+    m = facts.measures
+    length, repetition = m.get("correlation/length"), m.get("correlation/repetition")
+    if length is not None and abs(length) > 0.8 and facts.counted >= LEAST:
+        grown = m["length"] / max(m.get("length_start", m["length"]), 1e-9)
+        paid = length > 0 and grown > 1.33
+        yield "reward_pays_for_length", Finding(
+            Severity.WARNING if paid else Severity.INFO, _METRIC + "independence", length,
+            f"reward and length have a rank correlation of {length:+.2f}; the median completion has {m['length']:.3g} "
+            f"words, {m.get('length_start', m['length']):.3g} at the start",
+            "Take length out of the reward: divide by it, or add a length reward with an upper edge to reward_funcs.",
+        )  # fmt: skip
+    if repetition is not None and repetition > 0.6 and facts.counted >= LEAST:
+        grown = m["repetition"] - m.get("repetition_start", m["repetition"])
+        yield "reward_pays_for_repetition", Finding(
+            Severity.WARNING if grown > 0.1 else Severity.INFO, _METRIC + "independence", repetition,
+            f"reward and repetition have a rank correlation of {repetition:+.2f}; {m['repetition']:.0%} of the pairs "
+            f"of words repeat, {m.get('repetition_start', m['repetition']):.0%} at the start",
+            "Add the reward repetition or loops to reward_funcs, or score each sentence once.",
+        )  # fmt: skip
+
+
+def _duplicates(facts: Facts) -> _Found:
+    share = facts.measures.get("distinct")
+    if share is not None and share < 0.4 * facts.measures["distinct_start"]:
+        yield "completions_collapse", Finding(
+            Severity.WARNING, _METRIC + "diversity", share,
+            f"of the last completions only {share:.0%} are distinct",
+            "The policy has collapsed onto a few answers. 1. Raise temperature or entropy_coef. 2. Raise kl_coef (PPO) "
+            "or beta (GRPO, RLOO). 3. Look at what they earn in reward_samples.jsonl.",
+        )  # fmt: skip
+
+
+def _sensitivity(facts: Facts) -> _Found:
+    worst: tuple[float, str, float] | None = None
+    for name, bound in BOUNDS.items():
+        value = facts.measures.get(f"sensitivity/{name}", float("nan"))
+        if not np.isnan(value) and value > bound and (worst is None or value / bound > worst[0]):
+            worst = value / bound, name, value
+    if worst is None:
+        return
+    times, name, value = worst
+    what, advice = _OFFSETS[name]
+    function = facts.moved_most[f"sensitivity/{name}"]
+    verb = "raises" if name in ("appended", "doubled") else "moves"
+    yield "reward_sensitive", Finding(
+        Severity.WARNING if times > 2 else Severity.INFO, _METRIC + "robustness", value,
+        f"{what} {verb} the reward by {value:.2g} standard deviations on average (bound {BOUNDS[name]:g}, "
+        f"{facts.probed} completions), most in {function}",
+        f"{advice} The function is {function} in reward_funcs.",
+        {"function": function, "edit": name},
+    )  # fmt: skip
+
+
+def _alike(facts: Facts) -> _Found:
+    for i, a in enumerate(facts.names):
+        for b in facts.names[i + 1 :]:
+            r = facts.measures.get(f"correlation/{a}/{b}")
+            if r is not None and abs(r) > 0.97 and facts.counted >= LEAST:
+                yield "reward_components_alike", Finding(
+                    Severity.INFO, f"reward/{b}/mean", r,
+                    f"{a} and {b} rank completions alike (correlation {r:+.2f})",
+                    "Two functions that say the same count twice: keep one in reward_funcs, or halve the weights."
+                    if r > 0 else "One function undoes the other: check the signs of their weights in reward_funcs.",
+                )  # fmt: skip
+
+
+def _reasoning(facts: Facts) -> _Found:
+    removed, swapped = (facts.measures.get(f"reasoning/{name}") for name in ("removed", "swapped"))
+    if removed is None or swapped is None or np.isnan(removed):
+        return
+    if removed < 0.01 and swapped < 0.01:
+        yield "reasoning_unused", Finding(
+            Severity.INFO, _METRIC + "reasoning", removed,
+            "the reward is the same without the reasoning, and with that of another completion",
+            "Right for a reward of the answer alone; then nothing keeps the reasoning honest. If it is meant to count, "
+            "add a function to reward_funcs that reads it.",
+        )  # fmt: skip
+
+
+def _short(text: str, limit: int = 80) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 3] + "..."

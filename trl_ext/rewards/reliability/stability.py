@@ -1,0 +1,58 @@
+"""Does the reward jump, or its spread change, in a way that learning does not explain?"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from trl_ext.rewards.reliability.numbers import ramp
+
+_SIDE = 4  # steps on either side of a change point
+_LEAST = 16  # steps before which none is looked for
+_OUTLIER = 8.0  # robust standard deviations of the changes: learning makes many small ones, a new reward one large one
+_START = 8  # steps that the spread is compared with
+
+
+class Stability(NamedTuple):
+    """Over the last 128 steps.
+
+    Attributes:
+        jump: the largest change of the mean from four steps to the next four that is an outlier among all such changes,
+            in standard deviations of the reward over the completions of a step; 0 where none is.
+        steps_ago: when that was.
+        before, after: mean of the four steps on either side.
+        spread: standard deviation of the latest eight steps by that of the first eight.
+        drift: mean of the latest eight steps minus that of the first eight, in the reward's unit.
+    """
+
+    jump: float
+    steps_ago: int
+    before: float
+    after: float
+    spread: float
+    drift: float
+
+    def part(self) -> float:
+        """1 for a jump below half a standard deviation and a spread within a factor of 4 of the start."""
+        change = abs(np.log(max(self.spread, 1e-6)))
+        return ramp(abs(self.jump), 0.5, 2.0) * ramp(change, np.log(4), np.log(20))
+
+
+def stability_of(means: Sequence[float], stds: Sequence[float]) -> Stability | None:
+    """`None` for fewer than 16 steps."""
+    if len(means) < _LEAST:
+        return None
+    levels, spreads = np.asarray(means), np.asarray(stds)
+    sums = np.convolve(levels, np.ones(_SIDE) / _SIDE, mode="valid")
+    changes = sums[_SIDE:] - sums[:-_SIDE]  # changes[i]: between the steps before and from i + _SIDE on
+    scale = float(np.median(spreads))
+    start, end = float(np.median(spreads[:_START])), float(np.median(spreads[-_START:]))
+    spread = end / start if start > 0 else 1.0
+    drift = float(levels[-_START:].mean() - levels[:_START].mean())
+    at = int(np.argmax(np.abs(changes - np.median(changes))))
+    away = abs(changes[at] - np.median(changes))
+    noise = 1.4826 * float(np.median(np.abs(changes - np.median(changes))))
+    if away <= _OUTLIER * noise or away <= 1e-9 + 1e-6 * abs(float(levels.mean())):
+        return Stability(0.0, 0, float(levels[0]), float(levels[-1]), spread, drift)
+    jump = float(changes[at]) / scale if scale > 0 else float(np.sign(changes[at])) * 10
+    return Stability(jump, len(levels) - at - _SIDE, float(sums[at]), float(sums[at + _SIDE]), spread, drift)
