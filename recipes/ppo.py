@@ -10,7 +10,15 @@ The same script drives trl_ext's PPO and, on TRL 1.12, the stock trainer (TRL_EX
 from transformers import ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from trl_ext import ConsoleCallback, PPOMonitoringCallback, guard_reporting, load_reward_funcs, train
+from trl_ext import (
+    ConsoleCallback,
+    PPOMonitoringCallback,
+    RewardReliabilityCallback,
+    check_reward_funcs,
+    guard_reporting,
+    load_reward_funcs,
+    train,
+)
 from trl_ext.compat import build_ppo_trainer, ppo_classes
 from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_policy_and_tokenizer, parse
 from trl_ext.data import load_prompts
@@ -29,12 +37,20 @@ def main(args: list[str] | None = None) -> None:
     with building():
         config_class, _ = ppo_classes()
         script_args, training_args, model_args = parse((RLScriptArguments, config_class, ModelConfig), args)
-        reward_funcs, reward_weights = load_reward_funcs(script_args.reward_funcs)
+        reward_funcs, reward_weights = load_reward_funcs(
+            script_args.reward_funcs, getattr(training_args, "reward_weights", None)
+        )
         dataset = load_prompts(
             script_args.dataset_name,
             script_args.dataset_train_split,
             script_args.dataset_prompt_column,
             script_args.dataset_config,
+        )
+        check_reward_funcs(reward_funcs, dataset)
+        reliability = RewardReliabilityCallback(
+            gold_reward=script_args.gold_reward,
+            probe_set=script_args.probe_set,
+            rescore_every=script_args.rescore_every,
         )
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
@@ -46,13 +62,13 @@ def main(args: list[str] | None = None) -> None:
             reward_funcs,
             reward_weights,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
+            callbacks=[monitor, reliability, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
-    finish_run(trainer, monitor, NEXT)
+    finish_run(trainer, monitor, NEXT, reliability)
 
 
 if __name__ == "__main__":

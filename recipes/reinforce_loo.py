@@ -14,6 +14,8 @@ from trl_ext import (
     PPOMonitoringCallback,
     ReinforceLOOConfig,
     ReinforceLOOTrainer,
+    RewardReliabilityCallback,
+    check_reward_funcs,
     guard_reporting,
     load_reward_funcs,
     train,
@@ -34,12 +36,20 @@ NEXT = {
 def main(args: list[str] | None = None) -> None:
     with building():
         script_args, training_args, model_args = parse((RLScriptArguments, ReinforceLOOConfig, ModelConfig), args)
-        reward_funcs, training_args.reward_weights = load_reward_funcs(script_args.reward_funcs)
+        reward_funcs, training_args.reward_weights = load_reward_funcs(
+            script_args.reward_funcs, training_args.reward_weights
+        )
         dataset = load_prompts(
             script_args.dataset_name,
             script_args.dataset_train_split,
             script_args.dataset_prompt_column,
             script_args.dataset_config,
+        )
+        check_reward_funcs(reward_funcs, dataset)
+        reliability = RewardReliabilityCallback(
+            gold_reward=script_args.gold_reward,
+            probe_set=script_args.probe_set,
+            rescore_every=script_args.rescore_every,
         )
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
@@ -50,13 +60,13 @@ def main(args: list[str] | None = None) -> None:
             train_dataset=dataset,
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
+            callbacks=[monitor, reliability, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
-    finish_run(trainer, monitor, NEXT)
+    finish_run(trainer, monitor, NEXT, reliability)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ _HOME = {
     "ConsoleCallback": "trl_ext.callbacks",
     "TrainingStopped": "trl_ext.callbacks",
     "guard_reporting": "trl_ext.callbacks",
+    "check_reward_funcs": "trl_ext.rewards",
     "load_reward_funcs": "trl_ext.rewards",
     "as_reward_model": "trl_ext.rewards",
     "UserError": "trl_ext.errors",

@@ -6,8 +6,9 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 from trl_ext.callbacks._frames import calling_handler
 
 
-def move_before_reporting(callback: TrainerCallback) -> None:
-    """For `on_train_begin`: moves `callback` to the place of the first reporting callback, and that one back by one.
+def move_before_reporting(callback: TrainerCallback, *others: type[TrainerCallback]) -> None:
+    """For `on_train_begin`: moves `callback` to the place of the first reporting callback (or of the first that is one
+    of `others`), and that one back by one.
 
     Transformers puts a user's callbacks last. The handler is going through its list at this moment: an element moved
     forward from the current place shifts only those already called, so none is skipped and none called twice.
@@ -15,7 +16,7 @@ def move_before_reporting(callback: TrainerCallback) -> None:
     handler = calling_handler(callback)
     if handler is None:
         return
-    callbacks, reporting = handler.callbacks, tuple(INTEGRATION_TO_CALLBACK.values())
+    callbacks, reporting = handler.callbacks, (*INTEGRATION_TO_CALLBACK.values(), *others)
     place = next(i for i, other in enumerate(callbacks) if other is callback)
     first = next((i for i, other in enumerate(callbacks[:place]) if isinstance(other, reporting)), place)
     callbacks.insert(first, callbacks.pop(place))

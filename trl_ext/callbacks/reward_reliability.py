@@ -13,6 +13,7 @@ from transformers.trainer_callback import ExportableState
 from trl_ext.callbacks._checkpoint_state import keep_one, kept_attributes
 from trl_ext.callbacks._frames import calling_handler, calling_trainer, share_with_replaced
 from trl_ext.callbacks._guard import never_raises
+from trl_ext.callbacks._monitored import MonitoredTraining
 from trl_ext.callbacks._order import move_before_reporting
 from trl_ext.callbacks._reward_evidence import (
     RewardAlerts,
@@ -137,7 +138,7 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         self._due = {"evaluate": 1, "gold": 0, "rescore": 0}
         self._resume(state)
         keep_one(state, type(self).__name__, self.state())
-        move_before_reporting(self)
+        move_before_reporting(self, MonitoredTraining)  # whose metrics.jsonl then has the score, too
         if self._main:
             self._files = RewardFiles(folder, session_of(monitors_of(self._handler)))
         self._source.attach(self._hear)

@@ -15,7 +15,20 @@ class RLScriptArguments:
     dataset_prompt_column: str = field(default="prompt", metadata={"help": "Column with texts or lists of messages."})
     reward_funcs: list[dict | str] = field(
         default_factory=lambda: ["sentiment"],
-        metadata={"help": "Names, dotted paths or file.py:function; in YAML also {name, weight, kwargs}."},
+        metadata={
+            "help": "Names (trl-ext rewards list), dotted paths, file.py:function, or models; in YAML also "
+            "{name, weight, kwargs, on_failure, timeout}."
+        },
+    )
+    gold_reward: dict | str | None = field(
+        default=None,
+        metadata={"help": "A measure of the truth that is watched and not trained on, named as in reward_funcs."},
+    )
+    probe_set: str | None = field(
+        default=None, metadata={"help": "JSON Lines of completions with a known score, for the reward to rank."}
+    )
+    rescore_every: int = field(
+        default=50, metadata={"help": "Steps between two probes of the rewards' reliability; 0: none."}
     )
     on_critical: str = field(
         default="warn", metadata={"help": "On a critical alert: `warn`, or `stop` to save a checkpoint and stop."}

@@ -9,13 +9,14 @@ from trl_ext.reporting.summary import run_summary
 from trl_ext.reporting.terminal import closing_summary
 
 
-def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) -> dict:
+def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None, reliability=None) -> dict:
     """Save the policy, draw the run and print its summary, in the main process. Returns the summary of the metrics.
 
     Args:
         trainer: after training.
         monitor: the `PPOMonitoringCallback` that watched it.
         next_commands: command -> what it does, printed last.
+        reliability: the `RewardReliabilityCallback` that watched its rewards.
     """
     trainer.save_model()  # every process: sharded models are gathered
     if not trainer.accelerator.is_main_process:
@@ -23,21 +24,25 @@ def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None) ->
     paths = monitor.summary()["files"]
     metrics = Path(paths["metrics"])
     rows: list[dict] = []
+    alerts = [*monitor.alerts, *(reliability.alerts if reliability is not None else [])]
     files = {
         trainer.args.output_dir: "the trained policy",
         str(metrics): "every log, one JSON object a line",
         paths["alerts"]: "what the monitor said",
         paths["summary"]: "the run in a few numbers",
+        str(metrics.with_name("reward_reliability.json")): "how far the rewards can be trusted, and why",
+        str(metrics.with_name("reward_samples.jsonl")): "the best, worst and most suspicious completions",
+        str(metrics.with_name("reward_failures.jsonl")): "completions that a reward function failed on",
     }
     try:
         rows = read_metrics(metrics)
         title = Path(trainer.args.output_dir).name
-        picture = plot_run(rows, metrics.with_name("run.png"), alerts=monitor.alerts, title=title)
+        picture = plot_run(rows, metrics.with_name("run.png"), alerts=alerts, title=title)
         files[str(picture)] = "the run as a picture"
     except (UserError, OSError) as error:  # nothing logged, no matplotlib, a full disk: it is still a run
         print(f"No picture: {error}")
     files = {path: what for path, what in files.items() if Path(path).exists()}
     # where nothing could be written: what the trainer remembers
     summary = run_summary(rows or trainer.state.log_history)
-    print(f"\n{closing_summary(summary, monitor.alerts, files, next_commands)}\n")
+    print(f"\n{closing_summary(summary, alerts, files, next_commands)}\n")
     return summary

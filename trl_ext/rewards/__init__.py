@@ -7,6 +7,7 @@ from trl_ext.rewards.registry import REWARDS
 from trl_ext.rewards.repetition import RepetitionReward
 from trl_ext.rewards.sentiment import SentimentReward
 from trl_ext.rewards.text import completion_text
+from trl_ext.rewards.trying import check_reward_funcs
 
 __all__ = [
     "REWARDS",
@@ -16,6 +17,7 @@ __all__ = [
     "RepetitionReward",
     "SentimentReward",
     "as_reward_model",
+    "check_reward_funcs",
     "completion_text",
     "load_reward_funcs",
 ]

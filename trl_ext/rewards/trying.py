@@ -15,16 +15,17 @@ SAMPLES = (
 _PROMPT = "How much is 2 + 2?"
 
 
-def check_reward_funcs(reward_funcs: Sequence[Callable], rows: Sequence[Mapping[str, Any]] | None = None) -> None:
+def check_reward_funcs(reward_funcs: Sequence[Callable], dataset: Any = None) -> None:
     """Asks each function about two sample completions, as a trainer would.
 
     Args:
         reward_funcs: as `load_reward_funcs` gives them; an `nn.Module` is left out.
-        rows: two rows of the dataset, with `prompt` and the columns that functions may want. `None`: a function that
-            wants a column is left out.
+        dataset: the dataset, or a list of its rows, with `prompt` and the columns that functions may want; the first
+            two rows are asked about. `None`: a function that wants a column is left out.
     Raises:
         UserError: a function that fails on one, named.
     """
+    rows = None if dataset is None else [dataset[i] for i in range(min(len(SAMPLES), len(dataset)))]
     for func in reward_funcs:
         if not isinstance(func, CheckedReward):
             continue
@@ -37,7 +38,6 @@ def check_reward_funcs(reward_funcs: Sequence[Callable], rows: Sequence[Mapping[
 
 def sample_call(rows: Sequence[Mapping[str, Any]] | None = None) -> Call:
     """About two completions, in the form (text or messages) of the rows' prompts."""
-    rows = list(rows)[: len(SAMPLES)] if rows else []
     rows = [rows[i % len(rows)] for i in range(len(SAMPLES))] if rows else [{"prompt": _PROMPT}] * len(SAMPLES)
     prompts = [row.get("prompt", _PROMPT) for row in rows]
     columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion")}

@@ -107,7 +107,7 @@ class RewardReliability:
         rows = _spread(len(completions))
         looked_at = [completions[i] for i in rows]
         read = features(looked_at)
-        start = self._start_of(read, looked_at)
+        start = self._start_of(read, looked_at, std)
         for name, values in read.items():
             measures[name] = float(np.median(values)) if len(values) else float("nan")
             if name + "_start" in start:
@@ -122,7 +122,7 @@ class RewardReliability:
         stability = stability_of(self.window.step_means, self.window.step_stds)
         if stability is not None:
             measures |= {f"stability/{name}": float(value) for name, value in stability._asdict().items()}
-        scale = self._scale(std)
+        scale = self._scale(max(std, start.get("std_start", 0.0)))
         for kind, effects in self._effects().items():
             measures |= {f"{kind}/{name}": effect.total / scale for name, effect in effects.items()}
         if measures.get("consistency/again", 0.0) > 0.05:  # it moves without a reason, so an edit may not be the reason
@@ -137,17 +137,19 @@ class RewardReliability:
             self._probes.scored if self._probes else 0,
         )  # fmt: skip
 
-    def _start_of(self, read: dict[str, np.ndarray], completions: list[Completion]) -> dict[str, float]:
+    def _start_of(self, read: dict[str, np.ndarray], completions: list[Completion], std: float) -> dict[str, float]:
         """What the first completions were like; answers too short to differ are compared with those."""
         if self._start or len(completions) < LEAST:
             return self._start
         by_nature = repeats_by_nature(read["length"].tolist())
         self._start = {name + "_start": float(np.median(values)) for name, values in read.items()}
+        self._start["std_start"] = std
         self._start["distinct_start"] = distinct_share(completions) if by_nature else 1.0
         return self._start
 
     def _scale(self, std: float) -> float:
-        """What one standard deviation is; where all rewards are equal, the size of the reward itself."""
+        """What one standard deviation is, at the start or now: once a reward is at its limit, the smallest edit is many
+        of the present ones. Where all rewards are equal, the size of the reward itself."""
         return std if std > 0 else max(abs(float(np.nanmean(self.window.rewards()))) if len(self.window) else 0.0, 1.0)
 
     def _effects(self) -> dict[str, dict[str, Effect]]:

@@ -45,7 +45,6 @@ def stability_of(means: Sequence[float], stds: Sequence[float]) -> Stability | N
     levels, spreads = np.asarray(means), np.asarray(stds)
     sums = np.convolve(levels, np.ones(_SIDE) / _SIDE, mode="valid")
     changes = sums[_SIDE:] - sums[:-_SIDE]  # changes[i]: between the steps before and from i + _SIDE on
-    scale = float(np.median(spreads))
     start, end = float(np.median(spreads[:_START])), float(np.median(spreads[-_START:]))
     spread = end / start if start > 0 else 1.0
     drift = float(levels[-_START:].mean() - levels[:_START].mean())
@@ -54,5 +53,6 @@ def stability_of(means: Sequence[float], stds: Sequence[float]) -> Stability | N
     noise = 1.4826 * float(np.median(np.abs(changes - np.median(changes))))
     if away <= _OUTLIER * noise or away <= 1e-9 + 1e-6 * abs(float(levels.mean())):
         return Stability(0.0, 0, float(levels[0]), float(levels[-1]), spread, drift)
+    scale = float(spreads[at : at + 2 * _SIDE].max())  # around the jump: at the end all may be equal
     jump = float(changes[at]) / scale if scale > 0 else float(np.sign(changes[at])) * 10
     return Stability(jump, len(levels) - at - _SIDE, float(sums[at]), float(sums[at + _SIDE]), spread, drift)

@@ -1,0 +1,337 @@
+"""`RewardReliabilityCallback` in real trainers of a second: what it hears, asks again, says and leaves behind."""
+
+import json
+import logging
+import pickle
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from trl_ext import PPOMonitoringCallback, RewardReliabilityCallback, as_reward_model, tiny
+from trl_ext.errors import UserError
+from trl_ext.rewards import CheckedReward
+from trl_ext.trainers import PPOConfig, PPOTrainer, ReinforceLOOConfig, ReinforceLOOTrainer
+
+PROMPTS = ["hello", "go", "more", "why", "what now", "and then", "a b c", "list it"]
+
+
+def vowels(prompts, completions, **kwargs):
+    return [sum(char in "aeiou" for char in c) / max(len(c), 1) for c in completions]
+
+
+def from_column(prompts, completions, bonus, **kwargs):
+    return [0.1 * number for number in bonus]
+
+
+async def awaited(prompts, completions, **kwargs):
+    return [len(c) / 10 for c in completions]
+
+
+def options(tmp_path, **changes):
+    return {
+        "output_dir": str(tmp_path), "per_device_train_batch_size": 32, "num_generations": 4, "max_steps": 4,
+        "max_completion_length": 8, "logging_steps": 1, "report_to": [], "save_strategy": "no", "use_cpu": True,
+        "bf16": False, "disable_tqdm": True, "gradient_checkpointing": False, **changes,
+    }  # fmt: skip
+
+
+def dataset():
+    return Dataset.from_dict({"prompt": PROMPTS * 8, "bonus": [float(i % 3) for i in range(64)]})
+
+
+def grpo(tmp_path, reward_funcs, callback, **changes):
+    from trl import GRPOConfig, GRPOTrainer
+
+    return GRPOTrainer(
+        model=tiny.random_policy(0), reward_funcs=reward_funcs, args=GRPOConfig(**options(tmp_path, **changes)),
+        processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
+    )  # fmt: skip
+
+
+def rloo(tmp_path, reward_funcs, callback, **changes):
+    from trl import RLOOConfig, RLOOTrainer
+
+    return RLOOTrainer(
+        model=tiny.random_policy(0), reward_funcs=reward_funcs, args=RLOOConfig(beta=0.0, **options(tmp_path, **changes)),
+        processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
+    )  # fmt: skip
+
+
+def reinforce_loo(tmp_path, reward_funcs, callback, **changes):
+    return ReinforceLOOTrainer(
+        tiny.random_policy(0), reward_funcs, ReinforceLOOConfig(**options(tmp_path, **changes)),
+        train_dataset=dataset(), processing_class=tiny.byte_tokenizer(), callbacks=_list(callback),
+    )  # fmt: skip
+
+
+def ppo(tmp_path, reward_funcs, callback, **changes):
+    wanted = options(tmp_path, **changes)
+    wanted.pop("num_generations")
+    wanted["response_length"] = wanted.pop("max_completion_length")
+    wanted["total_episodes"] = 32 * wanted.pop("max_steps")
+    return PPOTrainer(
+        PPOConfig(num_ppo_epochs=1, num_mini_batches=1, stop_token="eos", **wanted), tiny.byte_tokenizer(), tiny.random_policy(0),
+        reward_funcs=reward_funcs, train_dataset=dataset(), callbacks=_list(callback),
+    )  # fmt: skip
+
+
+def _list(callback):
+    return callback if isinstance(callback, list) else [callback]
+
+
+BUILDERS = [grpo, rloo, reinforce_loo, ppo]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_every_trainer_is_heard_and_trains_as_without_it(build, tmp_path):
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=2)
+    watched = build(tmp_path / "a", [vowels, from_column, awaited], callback)
+    watched.train()
+    plain = build(tmp_path / "b", [vowels, from_column, awaited], [])
+    plain.train()
+
+    report = callback.report
+    assert [component.name for component in report.components] == ["vowels", "from_column", "awaited"]
+    assert report.completions == 128
+    assert report.parts["consistency"] == 1.0
+    assert report.parts["robustness"] is not None
+    rewards = [[row["reward"] for row in trainer.state.log_history if "reward" in row] for trainer in (watched, plain)]
+    assert rewards[0] == rewards[1]
+    lengths = [row["completions/mean_length"] for row in watched.state.log_history if "completions/mean_length" in row]
+    assert len(lengths) == 4
+    assert "_calculate_rewards" not in vars(watched), "the trainer is left as it was"
+
+
+def test_scores_are_logged_and_the_monitor_does_not_judge_them(tmp_path):
+    monitor = PPOMonitoringCallback(log_system_metrics=False)
+    trainer = grpo(
+        tmp_path, vowels, [monitor, RewardReliabilityCallback(evaluate_every=1, gold_reward=vowels, gold_every=1)]
+    )
+    trainer.train()
+    lines = (tmp_path / "trl_ext" / "metrics.jsonl").read_text().splitlines()
+    logs = [row for row in map(json.loads, lines) if "reward" in row]
+    assert all(0 <= row["reward_reliability/score"] <= 1 for row in logs)
+    assert "reward_reliability/gold" in logs[-1]
+    assert [alert.rule for alert in monitor.alerts if "reward_reliability" in alert.metric] == []
+
+
+def test_a_dead_function_is_named_with_its_alert_in_the_monitors_file(tmp_path, caplog):
+    def never(prompts, completions, **kwargs):
+        return [0.0] * len(completions)
+
+    heard = []
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=0, on_alert=heard.append)
+    with caplog.at_level(logging.INFO, "trl_ext.rewards"):
+        grpo(tmp_path, [vowels, never], callback, max_steps=18).train()
+    (alert,) = [alert for alert in callback.alerts if alert.rule == "dead_reward_component"]
+    assert alert.severity == "warning"
+    assert "never gave exactly 0 to each of the last" in alert.message
+    lines = [json.loads(line) for line in (tmp_path / "trl_ext" / "alerts.jsonl").read_text().splitlines()]
+    events = [(line["rule"], line["event"]) for line in lines]
+    assert ("dead_reward_component", "opened") in events and ("dead_reward_component", "raised") in events
+    assert [a.rule for a in heard] == [rule for rule, _ in events]
+    assert "[warning] dead_reward_component" in caplog.text
+
+
+def test_a_reward_that_draws_numbers_is_found_within_the_first_looks(tmp_path):
+    random = np.random.default_rng(0)
+
+    def drawn(prompts, completions, **kwargs):
+        return random.normal(size=len(completions)).tolist()
+
+    callback = RewardReliabilityCallback(evaluate_every=1)
+    grpo(tmp_path, [vowels, drawn], callback).train()
+    (alert,) = [alert for alert in callback.alerts if alert.rule == "reward_inconsistent"]
+    assert (alert.severity, alert.evidence["function"]) == ("error", "drawn")
+    assert alert.opened <= 3
+    assert callback.report.parts["consistency"] == 0.0
+
+
+def test_the_files_hold_the_evidence(tmp_path):
+    callback = RewardReliabilityCallback(evaluate_every=2, rescore_every=2, output_dir=tmp_path / "evidence")
+    grpo(tmp_path, [vowels, awaited], callback).train()
+    report = json.loads((tmp_path / "evidence" / "reward_reliability.json").read_text())
+    assert set(report["parts"]) >= {"stability", "consistency", "signal"}
+    assert report["score"] == pytest.approx(callback.report.score)
+    samples = [json.loads(line) for line in (tmp_path / "evidence" / "reward_samples.jsonl").read_text().splitlines()]
+    assert {sample["kind"] for sample in samples} >= {"best", "worst"}
+    best = [s["reward"] for s in samples if s["kind"] == "best"]
+    worst = [s["reward"] for s in samples if s["kind"] == "worst"]
+    assert min(best) >= max(worst)
+    for sample in samples:
+        assert sample["reward"] == pytest.approx(sum(sample["rewards"].values()))
+
+
+def test_samples_reach_tensorboard_as_text(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    callback = RewardReliabilityCallback(evaluate_every=2, rescore_every=2)
+    grpo(tmp_path, [vowels], callback, report_to=["tensorboard"]).train()
+    (folder,) = {path.parent for path in tmp_path.rglob("events.out*")}
+    events = EventAccumulator(str(folder)).Reload()
+    assert any("reward_reliability/samples" in tag for tag in events.Tags()["tensors"])
+    assert any("reward_reliability/score" in tag for tag in events.Tags()["scalars"])
+
+
+def test_a_gold_reward_that_falls_while_the_reward_rises_is_told_with_both_slopes(tmp_path):
+    state = {"calls": 0}
+
+    def rises(prompts, completions, trainer_state, **kwargs):
+        return [0.1 * trainer_state.global_step + 0.01 * len(c) for c in completions]
+
+    def truth(prompts, completions, trainer_state, **kwargs):
+        state["calls"] += 1
+        return [-0.1 * trainer_state.global_step + 0.01 * len(c) for c in completions]
+
+    callback = RewardReliabilityCallback(gold_reward=truth, gold_every=1, evaluate_every=1, rescore_every=0)
+    grpo(tmp_path, rises, callback, max_steps=12, learning_rate=0.0).train()
+    (alert,) = [alert for alert in callback.alerts if alert.rule == "reward_hacking_suspected"]
+    assert alert.severity == "error"
+    assert alert.opened <= 9
+    assert alert.evidence["proxy_slope"] == pytest.approx(0.1, abs=0.03)
+    assert alert.evidence["gold_slope"] == pytest.approx(-0.1, abs=0.03)
+    assert any(key.startswith("example_") for key in alert.evidence)
+    assert state["calls"] == 12
+
+
+def test_a_probe_set_is_ranked(tmp_path):
+    rows = [{"prompt": "p", "completion": "a" * i + "b" * (8 - i), "score": float(i), "bonus": 0.0} for i in range(9)]
+    good = RewardReliabilityCallback(probe_set=rows, evaluate_every=1)
+    grpo(tmp_path / "good", [vowels, from_column], good).train()
+    assert good.report.measures["probe_set/correlation"] == pytest.approx(1.0)
+    file = tmp_path / "probes.jsonl"
+    file.write_text("".join(json.dumps({**row, "score": -row["score"]}) + "\n" for row in rows))
+    bad = RewardReliabilityCallback(probe_set=str(file), evaluate_every=1)
+    grpo(tmp_path / "bad", [vowels, from_column], bad).train()
+    assert bad.report.parts["agreement"] == 0.0
+    assert [alert.rule for alert in bad.alerts if alert.severity == "error"] == ["reward_disagrees"]
+
+
+def test_probes_leave_no_trace_in_the_functions_and_the_logs(tmp_path):
+    checked = CheckedReward(vowels)
+    extra = []
+
+    def logs(prompts, completions, log_metric, log_extra, **kwargs):
+        extra.append(len(completions))
+        log_metric("seen", len(completions))
+        log_extra("text", completions)
+        return [0.0] * len(completions)
+
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=1)
+    trainer = grpo(tmp_path, [checked, logs], callback, log_completions=False)
+    trainer.train()
+    assert checked.calls == 4
+    assert len(checked.last_batch.completions) == 32
+    assert extra.count(32) == 4 and len(extra) > 40
+    assert [row["seen"] for row in trainer.state.log_history if "seen" in row] == [32.0] * 4
+    assert trainer.reward_funcs[0] is checked
+
+
+class EvaluateAfter(TrainerCallback):
+    """Evaluates within each step of training."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_step_end(self, *_, **__):
+        self.trainer.evaluate(dataset())
+
+
+def test_an_evaluation_is_not_heard(tmp_path):
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=0)
+    trainer = grpo(tmp_path, vowels, callback, per_device_eval_batch_size=32)
+    trainer.callback_handler.add_callback(EvaluateAfter(trainer))
+    trainer.train()
+    assert callback.report.completions == 128
+
+
+def test_a_trainer_without_reward_functions_is_told_once_and_left_alone(scripted, caplog):
+    scripted(RewardReliabilityCallback()).train()
+    assert caplog.text.count("hears no rewards") == 1
+
+
+def test_an_error_in_it_is_logged_once_and_training_goes_on(tmp_path, monkeypatch, caplog):
+    callback = RewardReliabilityCallback(evaluate_every=1)
+    monkeypatch.setattr("trl_ext.callbacks.reward_reliability.RewardReliability.report", lambda *_, **__: 1 / 0)
+    trainer = grpo(tmp_path, vowels, callback)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert caplog.text.count("RewardReliabilityCallback._hear failed; training goes on") == 1
+
+
+def test_what_cannot_be_learnt_anew_survives_a_resume(tmp_path):
+    def build():
+        return RewardReliabilityCallback(gold_reward=vowels, gold_every=1, evaluate_every=1, rescore_every=0)
+
+    first = build()
+    grpo(tmp_path, vowels, first, save_strategy="steps", save_steps=2).train()
+    second = build()
+    trainer = grpo(tmp_path, vowels, second, save_strategy="steps", save_steps=2)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [row[0] for row in second._reliability.gold.evaluations] == [1, 2, 3, 4]
+    assert second._reliability.window.seen == first._reliability.window.seen == 128
+
+
+def test_restored_by_transformers_it_still_holds_its_functions(tmp_path):
+    def build():
+        return RewardReliabilityCallback(gold_reward=vowels, gold_every=1, evaluate_every=1, rescore_every=0)
+
+    changes = {"save_strategy": "steps", "save_steps": 2}
+    grpo(tmp_path, vowels, build(), **changes).train()
+    second = build()
+    trainer = grpo(tmp_path, vowels, second, restore_callback_states_from_checkpoint=True, **changes)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [row[0] for row in second._reliability.gold.evaluations] == [1, 2, 3, 4]
+
+
+def test_it_can_be_pickled_before_and_after_a_run(tmp_path):
+    callback = RewardReliabilityCallback(gold_reward="repetition", window=64)
+    assert pickle.loads(pickle.dumps(callback))._numbers["window"] == 64
+
+
+@pytest.mark.stock_ppo
+def test_stock_ppo_is_heard_through_its_reward_module(tmp_path):
+    from trl.experimental.ppo import PPOConfig as StockConfig
+    from trl.experimental.ppo import PPOTrainer as StockTrainer
+
+    tokenizer = tiny.byte_tokenizer()
+    encoded = tokenizer(PROMPTS, padding="max_length", max_length=8, padding_side="left")
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=1)
+    args = StockConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, num_mini_batches=1, num_ppo_epochs=1,
+        gradient_accumulation_steps=1, total_episodes=48, response_length=6, stop_token="eos", report_to=[],
+        local_rollout_forward_batch_size=8, num_sample_generations=0, save_strategy="no", use_cpu=True, bf16=False,
+    )  # fmt: skip
+    StockTrainer(
+        args=args, processing_class=tokenizer, model=tiny.random_policy(0), ref_model=tiny.random_policy(0),
+        reward_model=as_reward_model([vowels, awaited], tokenizer, [1.0, 0.5], prompt_length=8),
+        value_model=tiny.random_scorer(1), train_dataset=Dataset.from_dict({"input_ids": encoded["input_ids"]}),
+        callbacks=[callback],
+    ).train()  # fmt: skip
+    assert callback.report.completions == 48
+    assert [component.weight for component in callback.report.components] == [1.0, 0.5]
+    assert callback.report.parts["consistency"] == 1.0
+    assert (tmp_path / "trl_ext" / "reward_samples.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"window": 8}, "window must be a whole number of at least 32, not 8"),
+        ({"gold_every": 0}, "gold_every must be a whole number of at least 1"),
+        ({"rescore_every": -1}, "rescore_every must be a whole number of at least 0"),
+        ({"num_probes": True}, "num_probes must be a whole number"),
+        ({"gold_reward": 3}, "gold_reward must be a function, or named as in reward_funcs"),
+        ({"gold_reward": "sentimet"}, r"There is no reward 'sentimet' \(did you mean 'sentiment'\?\)"),
+        ({"probe_set": "nowhere.jsonl"}, "cannot read nowhere.jsonl"),
+        ({"probe_set": [{"completion": "a", "score": 1}] * 9}, "different scores"),
+        ({"probe_set": [{"completion": "a"}] * 9}, "probe_set, row 1: write"),
+        ({"on_alert": "mail"}, "on_alert must be a function"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(arguments, said):
+    with pytest.raises(UserError, match=said):
+        RewardReliabilityCallback(**arguments)
