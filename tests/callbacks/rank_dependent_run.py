@@ -1,7 +1,8 @@
 """Run it in two processes, RANK and WORLD_SIZE set: `rank_dependent_run.py FOLDER`. The ranks see different things:
 
 `monitor`: rank 1 a NaN at step 3 of 6. `others`: rank 0 its best reward at step 2, rank 1 at the last of 12, and the
-time of rank 1 is over at step 3.
+time of rank 1 is over at step 3. `rewards`: a reward function of rank 1 fails on half of its completions, and on every
+edited one when it is probed.
 """
 
 import json
@@ -12,7 +13,14 @@ from pathlib import Path
 import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from trl_ext.callbacks import BestCheckpointCallback, PPOMonitoringCallback, TimeBudgetCallback
+from trl_ext import tiny
+from trl_ext.callbacks import (
+    BestCheckpointCallback,
+    PPOMonitoringCallback,
+    RewardReliabilityCallback,
+    TimeBudgetCallback,
+)
+from trl_ext.rewards import CheckedReward
 
 
 class OneNumber(torch.nn.Module):
@@ -70,8 +78,44 @@ def others(folder):
     return trainer, {**report, "best": best.best["step"], "restored": restored == weights[2] != weights[9]}
 
 
+def rewards(folder):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(
+        str(folder), max_steps=4, logging_steps=1, report_to="none", use_cpu=True, save_strategy="no", bf16=False,
+        disable_tqdm=True, per_device_train_batch_size=32, num_generations=4, max_completion_length=6,
+    )  # fmt: skip
+
+    def length(prompts, completions, **kwargs):
+        if args.process_index and any("That is all" in completion for completion in completions):
+            raise ValueError("edited")
+        values = [float(len(completion)) for completion in completions]
+        return ["bad" if args.process_index and i % 2 else value for i, value in enumerate(values)]
+
+    def plain(prompts, completions, **kwargs):
+        if args.process_index and any(completion.endswith("  \n") for completion in completions):
+            raise ValueError("edited")
+        return [0.5 * len(completion) for completion in completions]
+
+    monitor = PPOMonitoringCallback(rules=["reward_failures"])
+    reliability = RewardReliabilityCallback(rescore_every=1, evaluate_every=1)
+    trainer = GRPOTrainer(
+        model=tiny.random_policy(0), reward_funcs=[CheckedReward(length), plain], args=args,
+        processing_class=tiny.byte_tokenizer(), callbacks=[monitor, reliability],
+        train_dataset=Dataset.from_dict({"prompt": ["hello", "go", "more", "why"] * 32}),
+    )  # fmt: skip
+    trainer.train()
+    report = reliability.report
+    return trainer, {
+        "step": trainer.state.global_step, "processes": args.world_size,
+        "completions": report.completions if report else None,
+        "alerts": {alert.rule: str(alert.severity) for alert in monitor.alerts},
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
-    for run in (monitor, others):
+    for run in (monitor, others, rewards):
         folder = Path(sys.argv[1], run.__name__)
         trainer, report = run(folder)
         Path(folder, f"rank{trainer.args.process_index}.json").write_text(json.dumps(report))

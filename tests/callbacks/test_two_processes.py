@@ -63,3 +63,16 @@ def test_the_best_checkpoint_and_the_end_of_time_are_the_same_on_all_ranks(runs)
     # rank 0's metric counts; any rank's clock does, at the next common look, eight steps after the first
     assert first == {"step": 9, "processes": 2, "best": 2, "restored": True}
     assert checkpoints(runs / "others") == ["checkpoint-1", "checkpoint-2", "checkpoint-9"]
+
+
+def test_rewards_that_fail_on_one_rank_are_counted_on_all_and_probes_do_not_hang(runs):
+    first, second = reports(runs / "rewards")
+    assert (first["step"], second["step"], first["processes"]) == (4, 4, 2)
+    assert (first["completions"], second["completions"]) == (128, None)  # the main process alone looks, at its own
+    # a quarter of all completions: half of those of rank 1
+    assert first["alerts"] == second["alerts"] == {"reward_failures": "warning"}
+    folder = runs / "rewards" / "trl_ext"
+    assert not (folder / "reward_failures.jsonl").exists()
+    lines = [json.loads(line) for line in (folder / "reward_failures-rank1.jsonl").read_text().splitlines()]
+    assert len(lines) == 4 * 16 and {line["kind"] for line in lines} == {"value"}
+    assert (folder / "reward_samples.jsonl").is_file()

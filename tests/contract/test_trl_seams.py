@@ -14,9 +14,15 @@ REINFORCE = "trl_ext/trainers/reinforce_loo_trainer.py"
 PPO = "trl_ext/trainers/ppo_trainer.py"
 REFERENCE = "trl_ext/trainers/reference.py"
 VALUE = "trl_ext/trainers/value_function.py"
+REWARDS = "trl_ext/callbacks/_reward_source.py"
 
 METHODS = {
-    "_calculate_rewards": (["self", "inputs", "prompts", "completions", "completion_ids_list"], REINFORCE),
+    "_calculate_rewards": (
+        ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+        f"{REINFORCE}, {REWARDS}",
+    ),
+    "_log_metric": (["self", "name", "value"], REWARDS),
+    "_log_completion_extra": (["self", "column", "values"], REWARDS),
     "_generate_and_score_completions": (["self", "inputs"], f"{REINFORCE}, {PPO}"),
     "_compute_loss": (["self", "model", "inputs"], REINFORCE),
     "_tokenize_prompts": (["self", "prompts"], PPO),
@@ -36,7 +42,12 @@ FUNCTIONS = {
 # read or written by trl_ext, set by the constructor or the loop of GRPOTrainer: name as it stands in the source
 ATTRIBUTES = {
     "self.beta = ": REINFORCE,
-    "self.reward_weights = ": REINFORCE,
+    "self.reward_weights = ": f"{REINFORCE}, {REWARDS}",
+    "self.reward_func_names = ": REWARDS,
+    "self.environments = ": REWARDS,
+    'reward_kwargs["log_metric"] = self._log_metric': f"{REWARDS}, `_quietly`; trl_ext/rewards/checking.py",
+    'reward_kwargs["log_extra"] = self._log_completion_extra': f"{REWARDS}, `_quietly`",
+    "rewards_per_func = gather(rewards_per_func)": f"{REWARDS}, `_own`",
     "self._metrics = ": REINFORCE,
     "self._logs = ": REINFORCE,
     "self.num_generations = ": REINFORCE,

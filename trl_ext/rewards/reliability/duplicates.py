@@ -8,8 +8,8 @@ _SHORT = 5  # words (median): shorter answers repeat by nature, and are compared
 
 
 def distinct_share(completions: list[Completion]) -> float:
-    """Distinct texts by all, case and white space aside."""
-    texts = [" ".join(completion_text(completion).lower().split()) for completion in completions]
+    """Distinct texts by all, white space at the ends aside."""
+    texts = [completion_text(completion).strip() for completion in completions]
     return len(set(texts)) / len(texts) if texts else 1.0
 
 

@@ -6,15 +6,16 @@ import numpy as np
 
 from trl_ext.rewards.text import Completion, completion_text
 
-_LONGEST = 2000  # words looked at
+_LAST = 100  # words whose pairs are looked at: a policy that degenerates does so towards the end
 
 
 def features(completions: list[Completion]) -> dict[str, np.ndarray]:
-    """`length` in words, and `repetition`: 1 minus the share of distinct pairs of words."""
+    """`length` in words, and `repetition`: of the last 100 words 1 minus the share of distinct pairs of neighbours."""
     lengths, repetitions = [], []
     for completion in completions:
-        words = completion_text(completion).lower().split(None, _LONGEST)[:_LONGEST]
+        words = completion_text(completion).split()
         lengths.append(len(words))
+        words = words[-_LAST:]
         pairs = len(words) - 1
         repetitions.append(1 - len(set(pairwise(words))) / pairs if pairs > 0 else 0.0)
     return {"length": np.array(lengths, dtype=float), "repetition": np.array(repetitions, dtype=float)}

@@ -20,7 +20,7 @@ from trl_ext.rewards.reliability.stability import stability_of
 from trl_ext.rewards.reliability.window import RewardWindow, totals_of
 from trl_ext.rewards.text import Completion, completion_text, prompt_text
 
-LOOKED_AT = 256  # completions of the window whose text is read for a report: bounds its time
+LOOKED_AT = 128  # completions of the window whose text is read for a report: bounds its time
 
 
 class RewardReliability:
@@ -107,7 +107,9 @@ class RewardReliability:
         rows = _spread(len(completions))
         looked_at = [completions[i] for i in rows]
         read = features(looked_at)
-        start = self._start_of(read, looked_at, std)
+        # neighbours often answer one prompt, so copies are looked for among the latest, not at even distances
+        latest = completions[-LOOKED_AT:]
+        start = self._start_of(read, latest, std)
         for name, values in read.items():
             measures[name] = float(np.median(values)) if len(values) else float("nan")
             if name + "_start" in start:
@@ -117,8 +119,8 @@ class RewardReliability:
         for a, i in enumerate(live):
             for j in live[a + 1 :]:
                 _add(measures, f"correlation/{names[i]}/{names[j]}", spearman(rewards[rows, i], rewards[rows, j]))
-        if len(looked_at) >= LEAST:
-            measures["distinct"], measures["distinct_start"] = distinct_share(looked_at), start["distinct_start"]
+        if len(latest) >= LEAST:
+            measures["distinct"], measures["distinct_start"] = distinct_share(latest), start["distinct_start"]
         stability = stability_of(self.window.step_means, self.window.step_stds)
         if stability is not None:
             measures |= {f"stability/{name}": float(value) for name, value in stability._asdict().items()}
@@ -244,7 +246,7 @@ class RewardReliability:
 
 
 def _spread(count: int) -> list[int]:
-    """At most 256 of the indices, at even distances."""
+    """At most 128 of the indices, at even distances."""
     taken = min(count, LOOKED_AT)
     return [i * count // taken for i in range(taken)]
 

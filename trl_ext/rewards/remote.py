@@ -1,0 +1,162 @@
+"""A reward that an HTTP endpoint gives."""
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from trl_ext.errors import UserError
+from trl_ext.rewards.coroutine_object import CoroutineObject
+from trl_ext.rewards.endpoint import Endpoint
+from trl_ext.rewards.endpoint_errors import EndpointError
+from trl_ext.rewards.options import check_count, check_flag, check_number, check_seconds, shown
+from trl_ext.rewards.text import Completion
+
+_TAKEN = ("prompts", "completions")
+_HEADER = re.compile(r"[A-Za-z0-9-]+")
+
+
+class RemoteReward(CoroutineObject):
+    """Asks an HTTP endpoint; a coroutine function, so TRL asks it while other such rewards are being awaited.
+
+    Each request is a POST of JSON, `{"prompts": [...], "completions": [...]}` and a list for each of `columns`, with at
+    most `batch_size` entries. The answer is JSON with a number, or null, for each of them: `{"rewards": [0.5, null]}`.
+
+    A request is repeated after a lost connection, a time-out, or a status 429, 500, 502, 503 or 504, `retries` times,
+    after 0, 2, 4, 8 ... times `backoff` seconds or what `Retry-After` says, but no longer than `timeout`. An endpoint
+    must give a repeated request the same answer. Redirections are not followed. Connections are made on the first call
+    in a process, so the object pickles.
+
+    Args:
+        url: `http://` or `https://`.
+        timeout: seconds for the connection, and between two packets of an answer.
+        retries: how often a request is repeated, at least 0.
+        backoff: seconds, at least 0.
+        concurrency: requests at once, at least 1.
+        batch_size: completions in a request, at least 1.
+        headers: names and values of further headers; no message shows the values.
+        response_key: where the answer has the list; `None` where it is the list.
+        token_env: an environment variable that holds a token, sent as `Authorization: Bearer ...`. The token itself is
+            not kept, so it is in no pickle and in no configuration.
+        columns: dataset columns to send, lists of what JSON can hold.
+        deadline: seconds for a whole call, retries included.
+        check: whether the endpoint is asked about a sample completion when the reward is made. With `columns`, for
+            which it has no values, it only has to answer, with any status but 401, 403, 404 and 405.
+    Raises:
+        UserError: options that make no sense, or an endpoint that is down at start.
+        EndpointError: on a call; the one line names the URL, without password and query, and the cause.
+    """
+
+    __name__ = "remote"
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = 30.0,
+        retries: int = 3,
+        backoff: float = 0.5,
+        concurrency: int = 8,
+        batch_size: int = 16,
+        headers: dict[str, str] | None = None,
+        response_key: str | None = "rewards",
+        token_env: str | None = None,
+        columns: list[str] | None = None,
+        deadline: float = 300.0,
+        check: bool = True,
+    ) -> None:
+        if check_number("remote", "backoff", backoff) < 0:
+            raise UserError(f"remote needs a backoff of at least 0 seconds, not {backoff}")
+        if response_key is not None and (not isinstance(response_key, str) or not response_key):
+            raise UserError(f"remote needs a text for response_key, e.g. rewards, not {shown(response_key)}")
+        self.batch_size = check_count("remote", "batch_size", batch_size, minimum=1)
+        self.concurrency = check_count("remote", "concurrency", concurrency, minimum=1)
+        self.deadline = check_seconds("remote", "deadline", deadline)
+        self.columns = _check_columns(columns)
+        self.endpoint = Endpoint(
+            url,
+            timeout=check_seconds("remote", "timeout", timeout),
+            retries=check_count("remote", "retries", retries, minimum=0),
+            backoff=float(backoff),
+            connections=self.concurrency,
+            headers=_check_headers(headers),
+            response_key=response_key,
+            token_env=token_env,
+        )
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        if check_flag("remote", "check", check):
+            self._check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
+
+    async def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float | None]:
+        fields: dict[str, list] = {
+            "prompts": prompts,
+            "completions": completions,
+            **self._columns(kwargs, len(completions)),
+        }
+        starts = range(0, len(completions), self.batch_size)
+        batches = [{name: rows[i : i + self.batch_size] for name, rows in fields.items()} for i in starts]
+        loop, pool = asyncio.get_running_loop(), self._threads()
+        asked = [loop.run_in_executor(pool, self.endpoint.ask, batch) for batch in batches]
+        try:
+            async with asyncio.timeout(self.deadline) as limit:
+                answers = await asyncio.gather(*asked)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise EndpointError(
+                f"remote: {self.endpoint.shown_url} did not answer {len(batches)} requests within {self.deadline:g} s: "
+                "raise deadline or concurrency"
+            ) from None
+        finally:
+            for request in asked:  # those that have not begun
+                request.cancel()
+        return [reward for answer in answers for reward in answer]
+
+    def _columns(self, kwargs: dict[str, Any], count: int) -> dict[str, list]:
+        for column in self.columns:
+            if not isinstance(kwargs.get(column), list | tuple) or len(kwargs[column]) != count:
+                raise UserError(f"remote needs the dataset column '{column}': add it, or take it out of columns")
+        return {column: list(kwargs[column]) for column in self.columns}
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Of this process: threads do not survive a fork."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(self.concurrency, thread_name_prefix="remote_reward")
+        return self._pool[1]
+
+    def _check(self) -> None:
+        sample: dict[str, list] = {"prompts": ["Say hello."], "completions": ["Hello!"], **{column: [None] for column in self.columns}}
+        try:
+            self.endpoint.ask(sample)
+        except EndpointError as error:
+            if self.columns and error.status not in (None, 401, 403, 404, 405):
+                return
+            raise UserError(f"{error} (asked at start; check: false leaves that out)") from error
+
+
+def _check_columns(columns: Any) -> list[str]:
+    if columns is None:
+        return []
+    if not isinstance(columns, list | tuple) or not all(isinstance(column, str) and column for column in columns):
+        raise UserError(f"remote needs a list of column names, e.g. columns: [solution], not {shown(columns)}")
+    for column in columns:
+        if column in _TAKEN:
+            raise UserError(f"remote sends {column} anyway: take it out of columns")
+    return list(columns)
+
+
+def _check_headers(headers: Any) -> dict[str, str]:
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise UserError("remote needs a mapping for headers, e.g. headers: {X-Team: rewards}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(f"remote needs texts for headers, that of {shown(name)} is none: quote it")
+        if not _HEADER.fullmatch(name) or not value.isascii() or not value.isprintable():
+            raise UserError(f"remote cannot send the header {shown(name)}: write ASCII letters without line breaks")
+    return dict(headers)
