@@ -169,3 +169,61 @@ def test_an_own_file_that_fails_is_told_apart_from_one_that_is_missing(tmp_path,
     assert "cannot be imported: ModuleNotFoundError" in refused("broken_rewards:f")
     (tmp_path / "broken_rewards.py").write_text("def f(prompts, completions, **kwargs): return [1.0]\n")
     assert ask(one(f"{tmp_path}/broken_rewards.py:f")[0], "a") == [1.0]  # mended, it loads
+
+
+def test_what_becomes_of_failures_is_written_beside_the_name():
+    (plain, careful), _ = load_reward_funcs(
+        ["sentiment", {"name": "repetition", "on_failure": -1, "timeout": 2.5}], failures_dir="somewhere"
+    )
+    assert (plain.on_failure, plain.timeout) == ("none", 600.0)
+    assert (careful.on_failure, careful.timeout) == (-1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"name": "repetition", "on_failure": "warn"}, "'repetition': on_failure must be 'raise', 'none' or a number"),
+        ({"name": "repetition", "timeout": -1}, "'repetition': timeout must be a number of seconds"),
+        ({"name": "clip", "kwargs": {"reward": "sentimet", "maximum": 1}}, "Reward 'clip', reward: There is no reward"),
+        (
+            {"name": "weighted_sum", "kwargs": {"rewards": [{"name": "sentiment", "weight": 2}]}},
+            "'sentiment' has a weight; write weights: [...]",
+        ),
+        ("runs/nowhere", "runs/nowhere"),
+    ],
+)
+def test_a_mistake_further_in_is_answered_too(spec, said):
+    assert said in refused([spec])
+
+
+def test_reward_weights_of_trl_stand_in_for_weights_beside_the_names():
+    assert load_reward_funcs(["sentiment", "repetition"], [2, 0.5])[1] == [2.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("specs", "weights", "said"),
+    [
+        (["sentiment"], [1.0, 2.0], r"reward_weights has 2 numbers for 1 reward functions \(sentiment\)"),
+        (["sentiment", "repetition"], [1.0], r"reward_weights has 1 numbers for 2 reward functions"),
+        ([{"name": "sentiment", "weight": 0.5}], [1.0], "weights are given twice"),
+        (["sentiment"], ["high"], "reward_weights has 'high': write numbers"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(specs, weights, said):
+    with pytest.raises(UserError, match=said):
+        load_reward_funcs(specs, weights)
+
+
+def test_rewards_nest():
+    spec = {
+        "name": "gate",
+        "kwargs": {
+            "reward": {"name": "clip", "kwargs": {"reward": "sentiment", "minimum": 0, "maximum": 0.5}},
+            "condition": {"name": "repetition"},
+            "threshold": 0.9,
+            "otherwise": -1.0,
+        },
+    }
+    reward, _ = one(spec)
+    assert ask(reward, "what a great wonderful film", "great great great great") == [0.5, -1.0]
+    assert reward.__name__ == "gate"

@@ -85,7 +85,8 @@ class GoldSeries:
         changes = []
         for mean, variance in ((2, 3), (4, 5)):
             b, sure = slope(steps, table[:, mean], counts)
-            scale = float((counts @ table[:, variance] / counts.sum()) ** 0.5)
+            # where all completions of a step get the same, steps are all there is to compare
+            scale = float((counts @ table[:, variance] / counts.sum()) ** 0.5) or float(table[:, mean].std())
             changes.append((b, sure, b * span / scale if scale > 0 else 0.0))
         (proxy, proxy_sure, proxy_change), (gold, gold_sure, gold_change) = changes
         return GoldTrend(
