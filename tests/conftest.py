@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,8 @@ os.environ.update(
 # The machine is shared: how long an example takes says nothing.
 settings.register_profile("trl_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trl_ext")
+
+sys.path.insert(0, str(Path(__file__).parent))  # for rl_trainers: test folders are no packages
 
 installed_trl = Version(version("trl"))
 ships_ppo = installed_trl < Version("1.13")

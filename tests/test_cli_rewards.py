@@ -134,7 +134,7 @@ def test_check_asks_functions_again(capsys, tmp_path):
     file = lines(tmp_path / "c.jsonl", rows)
     report = json.loads(printed(capsys, "check", file, "--reward_funcs", f"{own}:drawn", "--json").out)
     assert report["parts"]["consistency"] == 0.0
-    assert [finding["rule"] for finding in report["findings"]][0] == "reward_inconsistent"
+    assert report["findings"][0]["rule"] == "reward_inconsistent"
     report = json.loads(printed(capsys, "check", file, "--reward_funcs", "repetition", "--json").out)
     assert report["parts"]["consistency"] == 1.0
 

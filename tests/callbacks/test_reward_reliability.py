@@ -6,15 +6,14 @@ import pickle
 
 import numpy as np
 import pytest
-from datasets import Dataset
 from transformers import TrainerCallback
 
-from trl_ext import PPOMonitoringCallback, RewardReliabilityCallback, as_reward_model, tiny
+from rl_trainers import dataset, grpo, ppo, reinforce_loo, rloo, stock_ppo
+from transformers import TrainerCallback
+
+from trl_ext import PPOMonitoringCallback, RewardReliabilityCallback
 from trl_ext.errors import UserError
 from trl_ext.rewards import CheckedReward
-from trl_ext.trainers import PPOConfig, PPOTrainer, ReinforceLOOConfig, ReinforceLOOTrainer
-
-PROMPTS = ["hello", "go", "more", "why", "what now", "and then", "a b c", "list it"]
 
 
 def vowels(prompts, completions, **kwargs):
@@ -27,58 +26,6 @@ def from_column(prompts, completions, bonus, **kwargs):
 
 async def awaited(prompts, completions, **kwargs):
     return [len(c) / 10 for c in completions]
-
-
-def options(tmp_path, **changes):
-    return {
-        "output_dir": str(tmp_path), "per_device_train_batch_size": 32, "num_generations": 4, "max_steps": 4,
-        "max_completion_length": 8, "logging_steps": 1, "report_to": [], "save_strategy": "no", "use_cpu": True,
-        "bf16": False, "disable_tqdm": True, "gradient_checkpointing": False, **changes,
-    }  # fmt: skip
-
-
-def dataset():
-    return Dataset.from_dict({"prompt": PROMPTS * 8, "bonus": [float(i % 3) for i in range(64)]})
-
-
-def grpo(tmp_path, reward_funcs, callback, **changes):
-    from trl import GRPOConfig, GRPOTrainer
-
-    return GRPOTrainer(
-        model=tiny.random_policy(0), reward_funcs=reward_funcs, args=GRPOConfig(**options(tmp_path, **changes)),
-        processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
-    )  # fmt: skip
-
-
-def rloo(tmp_path, reward_funcs, callback, **changes):
-    from trl import RLOOConfig, RLOOTrainer
-
-    return RLOOTrainer(
-        model=tiny.random_policy(0), reward_funcs=reward_funcs, args=RLOOConfig(beta=0.0, **options(tmp_path, **changes)),
-        processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
-    )  # fmt: skip
-
-
-def reinforce_loo(tmp_path, reward_funcs, callback, **changes):
-    return ReinforceLOOTrainer(
-        tiny.random_policy(0), reward_funcs, ReinforceLOOConfig(**options(tmp_path, **changes)),
-        train_dataset=dataset(), processing_class=tiny.byte_tokenizer(), callbacks=_list(callback),
-    )  # fmt: skip
-
-
-def ppo(tmp_path, reward_funcs, callback, **changes):
-    wanted = options(tmp_path, **changes)
-    wanted.pop("num_generations")
-    wanted["response_length"] = wanted.pop("max_completion_length")
-    wanted["total_episodes"] = 32 * wanted.pop("max_steps")
-    return PPOTrainer(
-        PPOConfig(num_ppo_epochs=1, num_mini_batches=1, stop_token="eos", **wanted), tiny.byte_tokenizer(), tiny.random_policy(0),
-        reward_funcs=reward_funcs, train_dataset=dataset(), callbacks=_list(callback),
-    )  # fmt: skip
-
-
-def _list(callback):
-    return callback if isinstance(callback, list) else [callback]
 
 
 BUILDERS = [grpo, rloo, reinforce_loo, ppo]
@@ -294,24 +241,9 @@ def test_it_can_be_pickled_before_and_after_a_run(tmp_path):
 
 @pytest.mark.stock_ppo
 def test_stock_ppo_is_heard_through_its_reward_module(tmp_path):
-    from trl.experimental.ppo import PPOConfig as StockConfig
-    from trl.experimental.ppo import PPOTrainer as StockTrainer
-
-    tokenizer = tiny.byte_tokenizer()
-    encoded = tokenizer(PROMPTS, padding="max_length", max_length=8, padding_side="left")
     callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=1)
-    args = StockConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, num_mini_batches=1, num_ppo_epochs=1,
-        gradient_accumulation_steps=1, total_episodes=48, response_length=6, stop_token="eos", report_to=[],
-        local_rollout_forward_batch_size=8, num_sample_generations=0, save_strategy="no", use_cpu=True, bf16=False,
-    )  # fmt: skip
-    StockTrainer(
-        args=args, processing_class=tokenizer, model=tiny.random_policy(0), ref_model=tiny.random_policy(0),
-        reward_model=as_reward_model([vowels, awaited], tokenizer, [1.0, 0.5], prompt_length=8),
-        value_model=tiny.random_scorer(1), train_dataset=Dataset.from_dict({"input_ids": encoded["input_ids"]}),
-        callbacks=[callback],
-    ).train()  # fmt: skip
-    assert callback.report.completions == 48
+    stock_ppo(tmp_path, [vowels, awaited], callback, reward_weights=[1.0, 0.5]).train()
+    assert callback.report.completions == 128
     assert [component.weight for component in callback.report.components] == [1.0, 0.5]
     assert callback.report.parts["consistency"] == 1.0
     assert (tmp_path / "trl_ext" / "reward_samples.jsonl").is_file()
