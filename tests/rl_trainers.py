@@ -39,8 +39,8 @@ def rloo(tmp_path, reward_funcs, callback, **changes):
     from trl import RLOOConfig, RLOOTrainer
 
     return RLOOTrainer(
-        model=tiny.random_policy(0), reward_funcs=reward_funcs, args=RLOOConfig(beta=0.0, **options(tmp_path, **changes)),
-        processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
+        model=tiny.random_policy(0), reward_funcs=reward_funcs,
+        args=RLOOConfig(beta=0.0, **options(tmp_path, **changes)), processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
     )  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def ppo(tmp_path, reward_funcs, callback, **changes):
     wanted["response_length"] = wanted.pop("max_completion_length")
     wanted["total_episodes"] = 32 * wanted.pop("max_steps")
     return PPOTrainer(
-        PPOConfig(num_ppo_epochs=1, num_mini_batches=1, stop_token="eos", **wanted), tiny.byte_tokenizer(), tiny.random_policy(0),
+        PPOConfig(num_ppo_epochs=1, num_mini_batches=1, stop_token="eos", **wanted),
+        tiny.byte_tokenizer(), tiny.random_policy(0),
         reward_funcs=reward_funcs, train_dataset=dataset(), callbacks=_list(callback),
     )  # fmt: skip
 

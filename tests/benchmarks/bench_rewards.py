@@ -79,8 +79,8 @@ def texts_of(lengths: list[int]) -> list[str]:
 
 
 def callback(rounds: int) -> None:
-    """Microseconds a step of `RewardReliabilityCallback` beside a trainer that does nothing: 64 completions, 2 functions,
-    with its default looks every ten steps and without asking functions again (which costs what they cost)."""
+    """Microseconds a step of `RewardReliabilityCallback`: 64 completions, 2 functions, with its default looks and without
+    asking functions again, which costs what they cost."""
     for words in (20, 200):
         steps = 500
         batches = [completions_of(64, words, seed) for seed in range(32)]

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call
+from trl_ext.rewards.coroutine_object import CoroutineObject
+from trl_ext.rewards.endpoint_errors import EndpointError
 from trl_ext.rewards.failures import Failure, FailureFile, check_policy, check_timeout
 from trl_ext.rewards.probing import is_probing
 from trl_ext.rewards.results import Outcome, read_error, read_result
@@ -115,7 +117,7 @@ class CheckedReward:
             return read_error(error, len(call.completions))
 
     def _is_to_be_split(self, outcome: Outcome, call: Call) -> bool:
-        raised = outcome.error is not None and not isinstance(outcome.error, TimeLimitError)
+        raised = outcome.error is not None and not isinstance(outcome.error, TimeLimitError | EndpointError)
         return raised and len(call.completions) > 1 and self._broken < _BROKEN_AFTER
 
     def _left(self, started: float) -> float | None:
@@ -171,14 +173,8 @@ class CheckedReward:
         return f"Reward function '{self.__name__}' at {at}{which}{' ' if says_what_it_did else ': '}{message}"
 
 
-class _AsyncCheckedReward(CheckedReward):
+class _AsyncCheckedReward(CoroutineObject, CheckedReward):
     """The same for coroutine functions."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # TRL 1.12 asks inspect.iscoroutinefunction(reward), which looks into objects with a function's attributes.
-        self.__code__ = type(self).__call__.__code__
-        self.__defaults__, self.__kwdefaults__, self.__annotations__ = None, None, {}
 
     async def __call__(self, prompts: list, completions: list, completion_ids: Any = None, **kwargs: Any) -> Any:
         call, started = Call(prompts, completions, completion_ids, kwargs), time.monotonic()

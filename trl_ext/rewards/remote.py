@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import Any
 
 from trl_ext.errors import UserError
@@ -14,6 +15,7 @@ from trl_ext.rewards.endpoint_errors import EndpointError
 from trl_ext.rewards.options import check_count, check_flag, check_number, check_seconds, shown
 from trl_ext.rewards.text import Completion
 
+_CHECK_TIMEOUT = 10.0  # seconds
 _TAKEN = ("prompts", "completions")
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 
@@ -129,9 +131,15 @@ class RemoteReward(CoroutineObject):
         return self._pool[1]
 
     def _check(self) -> None:
-        sample: dict[str, list] = {"prompts": ["Say hello."], "completions": ["Hello!"], **{column: [None] for column in self.columns}}
+        sample: dict[str, list] = {
+            "prompts": ["Say hello."],
+            "completions": ["Hello!"],
+            **{column: [None] for column in self.columns},
+        }
+        hasty = copy(self.endpoint)  # one that answers nobody would hold up the start for minutes
+        hasty.timeout, hasty.retries = min(hasty.timeout, _CHECK_TIMEOUT), min(hasty.retries, 1)
         try:
-            self.endpoint.ask(sample)
+            hasty.ask(sample)
         except EndpointError as error:
             if self.columns and error.status not in (None, 401, 403, 404, 405):
                 return
