@@ -1,7 +1,7 @@
 # `make ppo` trains, `make test` tests, `make help` lists the rest. Each works from a clean clone and makes the environment it needs.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ppo reinforce_loo sft tensorboard smoke test test-current test-trl112 check format clean
+.PHONY: help ppo reinforce_loo sft reward tensorboard smoke test test-current test-trl112 check format clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -52,7 +52,8 @@ help: ## list these targets
 ppo: ## train the embedded policy with PPO, watched by the monitor
 reinforce_loo: ## the same with REINFORCE and a leave-one-out baseline
 sft: ## train a policy on the review sentences from scratch
-ppo reinforce_loo sft: $(VENV)/.installed-recipes
+reward: ## train a reward model on what human judges thought of the review sentences
+ppo reinforce_loo sft reward: $(VENV)/.installed-recipes
 	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
 
 tensorboard: $(VENV)/.installed-recipes ## look at the curves of every run under runs/

@@ -1,4 +1,4 @@
-"""Prompts and texts for the recipes: the review snippets of this repository, hub datasets, local files and folders.
+"""Prompts, texts and preferences for the recipes: the review snippets of this repository, hub datasets, local files.
 
 The snippets lie beside the recipes, not inside the package (they are 1.2 MB of data under their own licence). They are
 looked for in `data_dir`, by default the `recipes/data` of the clone this package was imported from; a package
@@ -6,7 +6,10 @@ installed without a clone says so, and has `trl_ext.tiny.prompts()`.
 """
 
 import hashlib
+import random
+from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 import datasets
@@ -108,6 +111,88 @@ def load_texts(
     if column not in names and not ("messages" in names or {"prompt", "completion"} <= names):
         raise UserError(_no_column(dataset, column, dataset_name, "dataset_text_field"))
     return dataset
+
+
+def review_pairs(
+    split: str = "train",
+    num_pairs: int = HELD_OUT,
+    min_gap: float = 1.5,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Dataset:
+    """Pairs of review snippets of which the judges liked one better: columns `chosen`, `rejected` and `rating_gap`.
+
+    Drawn evenly, without repetition, from all pairs of the split whose ratings differ by at least `min_gap`: the same
+    pairs on every machine, whatever the order of the file. A text of `test` is in no pair of `train`.
+
+    Args:
+        num_pairs: how many pairs.
+        min_gap: in points of the rating, above 0, which spans -4..4; the judges agree less on closer pairs.
+        seed: another seed draws other pairs.
+
+    Raises:
+        UserError: fewer pairs than wanted have that gap, or a gap or number that is not above 0.
+    """
+    if num_pairs < 1 or not min_gap > 0:
+        raise UserError(f"num_pairs and min_gap must be above 0, not {num_pairs} and {min_gap}")
+    reviews = load_reviews(split, data_dir)
+    # A text that occurs twice counts once, with its higher rating.
+    rating_of = dict(sorted(zip(reviews["text"], reviews["rating"], strict=True)))
+    rated = sorted((rating, text) for text, rating in rating_of.items())
+    ratings = [rating for rating, _ in rated]
+    # Those far enough below a chosen text come first in `rated`; pairs are numbered in that order, none is built.
+    below = [bisect_right(ratings, rating - min_gap + 1e-9) for rating in ratings]
+    ends = list(accumulate(below))
+    if num_pairs > ends[-1]:
+        raise UserError(f"only {ends[-1]} pairs of {split!r} differ by {min_gap}: lower min_gap or num_pairs")
+    drawn = [(bisect_right(ends, number), number) for number in random.Random(seed).sample(range(ends[-1]), num_pairs)]
+    pairs = [(rated[i], rated[number - ends[i] + below[i]]) for i, number in drawn]
+    return Dataset.from_dict(
+        {
+            "chosen": [text for (_, text), _ in pairs],
+            "rejected": [text for _, (_, text) in pairs],
+            "rating_gap": [round(better - worse, 6) for (better, _), (worse, _) in pairs],
+        }
+    )
+
+
+def load_preferences(
+    dataset_name: str = REVIEWS,
+    split: str = "train",
+    config: str | None = None,
+    num_pairs: int = HELD_OUT,
+    min_gap: float = 1.5,
+    data_dir: str | Path | None = None,
+) -> Dataset:
+    """A dataset for `RewardTrainer`: `chosen` and `rejected`, texts or lists of messages, with or without `prompt`.
+
+    Args:
+        dataset_name: as `load_prompts` takes it; `reviews` is `review_pairs`.
+        num_pairs, min_gap: of `reviews` alone, see `review_pairs`.
+
+    Raises:
+        UserError: what `load_prompts` and `review_pairs` refuse, or columns that are not a preference.
+    """
+    if dataset_name == REVIEWS:
+        return review_pairs(split, num_pairs, min_gap, data_dir=data_dir)
+    dataset = _load(dataset_name, split, config)
+    for name in ("chosen", "rejected"):
+        if name not in dataset.column_names:
+            there = ", ".join(dataset.column_names)
+            raise UserError(
+                f"no column {name!r} in dataset {dataset_name!r}, which has {there}: a preference is in the columns "
+                "chosen and rejected, and prompt where there is one"
+            )
+    names = [name for name in ("prompt", "chosen", "rejected") if name in dataset.column_names]
+    kinds = {name: _form(dataset[0][name]) for name in names}
+    if len(set(kinds.values())) > 1 or None in kinds.values():
+        found = ", ".join(f"{name}: {kind or type(dataset[0][name]).__name__}" for name, kind in kinds.items())
+        raise UserError(f"dataset {dataset_name!r} mixes forms: all text or all lists of messages; it has {found}")
+    return dataset
+
+
+def _form(value: object) -> str | None:
+    return "text" if isinstance(value, str) else "messages" if isinstance(value, list) else None
 
 
 def _load(name: str, split: str, config: str | None) -> Dataset:

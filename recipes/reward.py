@@ -1,0 +1,111 @@
+"""A reward model from preference pairs: by default from what human judges thought of review sentences.
+
+    accelerate launch --config_file accelerate_configs/cpu.yaml recipes/reward.py --config recipes/reward.yaml
+    accelerate launch recipes/reward.py --model_name_or_path Qwen/Qwen3-0.6B --use_peft --bf16 \\
+        --dataset_name trl-lib/ultrafeedback_binarized
+
+The result is a reward function like any other, in the YAML of ppo.py or reinforce_loo.py:
+
+    reward_funcs: [{name: reward_model, kwargs: {model_name_or_path: runs/reward}}]
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from trl import ModelConfig, RewardConfig, RewardTrainer, get_peft_config, get_quantization_config
+
+from trl_ext import UserError
+from trl_ext.configuration import building, cli_errors, model_path, parse
+from trl_ext.data import REVIEWS, load_preferences
+from trl_ext.rewards.sentiment import compound
+
+
+@dataclass
+class ScriptArguments:
+    """What to prefer."""
+
+    dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str = field(default="test", metadata={"help": "Held-out split; `none`: no held-out accuracy."})
+    num_pairs: int = field(default=10_000, metadata={"help": "Pairs of `reviews` to train on; 600 are held out."})
+    min_gap: float = field(default=1.5, metadata={"help": "Smallest difference of ratings (-4..4) in `reviews`."})
+
+
+def load_data(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None]:
+    name, config, gap = script_args.dataset_name, script_args.dataset_config, script_args.min_gap
+    train = load_preferences(name, script_args.dataset_train_split, config, script_args.num_pairs, min_gap=gap)
+    if script_args.dataset_test_split == "none":
+        return train, None
+    return train, load_preferences(name, script_args.dataset_test_split, config, min_gap=gap)
+
+
+def load_tokenizer(path: str, training_args: RewardConfig, model_args: ModelConfig, train: Dataset) -> Any:
+    """The model's tokenizer, padding on the right, once it is sure that it can write this data as TRL does."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        path,
+        revision=model_args.model_revision,
+        trust_remote_code=training_args.trust_remote_code,
+        padding_side="right",
+    )
+    conversational = isinstance(train[0]["chosen"], list)
+    if conversational and not (tokenizer.chat_template or training_args.chat_template_path):
+        raise UserError(f"the data is messages and the tokenizer of {path!r} has no template; set chat_template_path")
+    if not conversational and not (tokenizer.eos_token or training_args.eos_token):
+        end = tokenizer.sep_token or "</s>"
+        raise UserError(f"the tokenizer of {path!r} has no token that ends a text; set eos_token, say to {end!r}")
+    return tokenizer
+
+
+def prefer_scalar_head(training_args: RewardConfig, model_args: ModelConfig) -> None:
+    """Options of loading and of LoRA: the score head is new, so an adapter must train and keep all of it."""
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    } | (training_args.model_init_kwargs or {})
+    model_args.lora_task_type = "SEQ_CLS"
+    model_args.lora_modules_to_save = model_args.lora_modules_to_save or ["score"]
+
+
+def vader_accuracy(pairs: Dataset) -> float:
+    """Share of pairs that VADER orders as the judges did; where it sees no difference it has to guess: one half."""
+    scores = [(compound(pair["chosen"]), compound(pair["rejected"])) for pair in pairs]
+    return sum(0.5 if chosen == rejected else float(chosen > rejected) for chosen, rejected in scores) / len(scores)
+
+
+@cli_errors()
+def main(args: list[str] | None = None) -> None:
+    with building():
+        script_args, training_args, model_args = parse((ScriptArguments, RewardConfig, ModelConfig), args)
+        path = model_path(model_args.model_name_or_path, model_args.model_revision)
+        train_dataset, eval_dataset = load_data(script_args)
+        tokenizer = load_tokenizer(path, training_args, model_args, train_dataset)
+        prefer_scalar_head(training_args, model_args)
+        trainer = RewardTrainer(
+            model=path,
+            args=training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+        )
+        if len(trainer.train_dataset) == 0:
+            raise UserError(f"no pair has at most {training_args.max_length} tokens; give a larger max_length")
+
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.save_model()
+    say = trainer.accelerator.print
+    say(f"saved: {training_args.output_dir}")
+    if eval_dataset is not None:
+        held_out = len(trainer.eval_dataset)  # without pairs longer than max_length
+        say(f"held-out accuracy: {trainer.evaluate()['eval_accuracy']:.3f}, {held_out} pairs")
+        if script_args.dataset_name == REVIEWS:
+            say(f"VADER on the same pairs: {vader_accuracy(eval_dataset):.3f} (a tie counts half)")
+
+
+if __name__ == "__main__":
+    main()
