@@ -12,13 +12,13 @@ The result is a reward function like any other, in the YAML of ppo.py or reinfor
 from dataclasses import dataclass, field
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, RewardConfig, RewardTrainer, get_peft_config, get_quantization_config
 
 from trl_ext import UserError
 from trl_ext.configuration import building, cli_errors, model_path, parse
-from trl_ext.data import REVIEWS, load_preferences
+from trl_ext.data import REVIEWS, degenerate_pairs, load_preferences
 from trl_ext.rewards.sentiment import compound
 
 
@@ -32,11 +32,20 @@ class ScriptArguments:
     dataset_test_split: str = field(default="test", metadata={"help": "Held-out split; `none`: no held-out accuracy."})
     num_pairs: int = field(default=10_000, metadata={"help": "Pairs of `reviews` to train on; 600 are held out."})
     min_gap: float = field(default=1.5, metadata={"help": "Smallest difference of ratings (-4..4) in `reviews`."})
+    num_degenerate_pairs: int = field(
+        default=0,
+        metadata={"help": "Further pairs of `reviews`: a real snippet, and a loop or word salad that must lose to it."},
+    )
 
 
 def load_data(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None]:
     name, config, gap = script_args.dataset_name, script_args.dataset_config, script_args.min_gap
     train = load_preferences(name, script_args.dataset_train_split, config, script_args.num_pairs, min_gap=gap)
+    if script_args.num_degenerate_pairs:
+        if name != REVIEWS:
+            raise UserError(f"num_degenerate_pairs is made of {REVIEWS!r} alone; leave it out for {name!r}")
+        degenerate = degenerate_pairs(script_args.num_degenerate_pairs)
+        train = concatenate_datasets([train.select_columns(["chosen", "rejected"]), degenerate])
     if script_args.dataset_test_split == "none":
         return train, None
     return train, load_preferences(name, script_args.dataset_test_split, config, min_gap=gap)

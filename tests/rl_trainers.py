@@ -40,7 +40,8 @@ def rloo(tmp_path, reward_funcs, callback, **changes):
 
     return RLOOTrainer(
         model=tiny.random_policy(0), reward_funcs=reward_funcs,
-        args=RLOOConfig(beta=0.0, **options(tmp_path, **changes)), processing_class=tiny.byte_tokenizer(), train_dataset=dataset(), callbacks=_list(callback),
+        args=RLOOConfig(beta=0.0, **options(tmp_path, **changes)), processing_class=tiny.byte_tokenizer(),
+        train_dataset=dataset(), callbacks=_list(callback),
     )  # fmt: skip
 
 

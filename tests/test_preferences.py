@@ -23,7 +23,7 @@ def _cache(tmp_path, monkeypatch):
 
 def write(folder: Path, ratings: dict[str, float], monkeypatch) -> Path:
     """A folder of snippets all of which are in `train`."""
-    monkeypatch.setattr("trl_ext.data.HELD_OUT", 0)
+    monkeypatch.setattr("trl_ext.data.reviews.HELD_OUT", 0)
     lines = "".join(f"{rating}\t{text}\n" for text, rating in ratings.items())
     (folder / SNIPPETS.name).write_text(f"rating\ttext\n{lines}", encoding="utf-8")
     return folder
@@ -73,7 +73,7 @@ def test_the_pairs_are_the_same_on_every_machine_and_in_any_order_of_the_file(tm
 
 
 def test_a_text_that_occurs_twice_counts_once_with_its_higher_rating(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_ext.data.HELD_OUT", 0)
+    monkeypatch.setattr("trl_ext.data.reviews.HELD_OUT", 0)
     for order in (["2.0\ta", "-4.0\ta"], ["-4.0\ta", "2.0\ta"]):
         (tmp_path / SNIPPETS.name).write_text("\n".join(["rating\ttext", *order, "0.0\tb"]), encoding="utf-8")
         assert pairs_of(review_pairs(num_pairs=1, data_dir=tmp_path)) == [("a", "b")]

@@ -22,10 +22,11 @@ MODELS = {
 }
 BATCH = 16
 EQUAL = 64  # tokens
-WORDS = (
-    "the film is a quiet and honest story about people who never say what they mean acting score pictures music time "
-    "place hope loss dull clever warm cold slow long short loud bright dark simple rich poor good bad funny moving"
-).split()
+TEXT = """
+the film is a quiet and honest story about people who never say what they mean acting score pictures music time
+place hope loss dull clever warm cold slow long short loud bright dark simple rich poor good bad funny moving
+"""
+WORDS = TEXT.split()
 LOGNORMAL = (4.0, 0.8)  # of the natural logarithm of the tokens: median 55, mean 75, nine of ten between 15 and 200
 
 
@@ -79,7 +80,7 @@ def texts_of(lengths: list[int]) -> list[str]:
 
 
 def callback(rounds: int) -> None:
-    """Microseconds a step of `RewardReliabilityCallback`: 64 completions, 2 functions, with its default looks and without
+    """Microseconds a step of `RewardReliabilityCallback`: 64 completions, 2 functions, its default looks, and without
     asking functions again, which costs what they cost."""
     for words in (20, 200):
         steps = 500

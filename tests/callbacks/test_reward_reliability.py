@@ -6,8 +6,6 @@ import pickle
 
 import numpy as np
 import pytest
-from transformers import TrainerCallback
-
 from rl_trainers import dataset, grpo, ppo, reinforce_loo, rloo, stock_ppo
 from transformers import TrainerCallback
 

@@ -1,19 +1,17 @@
 """Each part of the reliability score falls when its fault is injected, and alone."""
 
-import math
-
 import numpy as np
 import pytest
 
-from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call
 from trl_ext.rewards.reliability import PARTS, RewardReliability
 from trl_ext.rewards.reliability.probes import probe
 
-WORDS = (
-    "the film is a quiet and honest story about people who never say what they mean while acting score pictures music "
-    "time place hope loss dull clever warm cold slow long short loud bright dark simple rich poor good bad"
-).split()
+TEXT = """
+the film is a quiet and honest story about people who never say what they mean while acting score pictures music
+time place hope loss dull clever warm cold slow long short loud bright dark simple rich poor good bad
+"""
+WORDS = TEXT.split()
 NAMES, WEIGHTS = ["quality", "style"], [1.0, 0.5]
 STEPS, BATCH = 40, 32
 
@@ -80,7 +78,7 @@ def test_a_healthy_reward_has_every_part_and_a_score_near_one():
 
 
 def jump(step, completions, rewards):
-    return completions, rewards + [3.0 * (step > 30), 0.0]
+    return completions, rewards + np.array([3.0 * (step > 30), 0.0])
 
 
 def drowned(step, completions, rewards):

@@ -29,7 +29,7 @@ def test_a_reward_that_fails_is_named_whatever_its_policy():
 def test_columns_come_from_the_dataset():
     check_reward_funcs([CheckedReward(wants)])  # unknown without a dataset
     check_reward_funcs([CheckedReward(wants)], Dataset.from_dict({"prompt": ["a", "b"], "solution": ["4", "5"]}))
-    with pytest.raises(UserError, match="missing 1 required positional argument: 'solution'.*needs that column"):
+    with pytest.raises(UserError, match=r"missing 1 required positional argument: 'solution'.*needs that column"):
         check_reward_funcs([CheckedReward(wants)], Dataset.from_dict({"prompt": ["a", "b"], "answer": ["4", "5"]}))
 
 
@@ -45,5 +45,5 @@ def test_a_coroutine_function_is_awaited():
     async def broken(prompts, completions, **kwargs):
         return ["x", "y"]
 
-    with pytest.raises(UserError, match="'broken'.*returned 'x'"):
+    with pytest.raises(UserError, match=r"'broken'.*returned 'x'"):
         check_reward_funcs([CheckedReward(broken)])
