@@ -48,6 +48,7 @@ def main(args: list[str] | None = None) -> None:
         check_reward_funcs(reward_funcs, dataset)
         reliability = RewardReliabilityCallback(
             gold_reward=script_args.gold_reward,
+            gold_every=script_args.gold_every,
             probe_set=script_args.probe_set,
             rescore_every=script_args.rescore_every,
         )

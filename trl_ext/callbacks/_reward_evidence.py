@@ -21,7 +21,7 @@ logger = logging.getLogger("trl_ext.rewards")
 
 SAMPLES_FILE, REPORT_FILE = "reward_samples.jsonl", "reward_reliability.json"
 _TABLE = "reward_reliability/samples"
-_LOOKS = 2  # in a row that must agree before a warning: one odd window is not a fault
+_LOOKS = 2  # in a row that must agree before an alert below an error: one odd window is not a fault
 
 
 class _Watched(Rule):
@@ -64,7 +64,8 @@ class RewardAlerts:
             verdict: Finding | Verdict = Verdict.HEALTHY
             if finding is not None:
                 verdict = finding
-                if name not in self._book.open and (name in told or self._streaks[name] < _LOOKS):
+                early = self._streaks[name] < _LOOKS and finding.severity < "error"
+                if name not in self._book.open and (name in told or early):
                     continue
             alert = self._book.apply(rule, report.step, self._looks, verdict)
             if alert is not None:

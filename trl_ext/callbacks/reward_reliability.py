@@ -26,6 +26,7 @@ from trl_ext.callbacks._reward_evidence import (
 from trl_ext.callbacks._reward_failures import checked_rewards, keep_failures
 from trl_ext.callbacks._reward_source import StockRewards, TRLRewards, reward_source
 from trl_ext.callbacks._run import _LEVELS, is_training_log
+from trl_ext.callbacks._slots import own_folder
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert
 from trl_ext.rewards.calls import Call, ask
@@ -129,11 +130,12 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
                 "(GRPO, RLOO, trl_ext's trainers, stock PPO with as_reward_model).", type(trainer).__name__
             )  # fmt: skip
             return
-        folder = self._output_dir or Path(str(args.output_dir)) / "trl_ext"
+        self._handler = calling_handler(self)
+        folder = self._folder(args)
         keep_failures(checked_rewards(trainer), folder)
         self._reliability = RewardReliability(self._source.names, self._source.weights, self._numbers["window"])
         self._alerts, self._latest, self._report = RewardAlerts(), {}, None
-        self._handler, self._state, self._main = calling_handler(self), state, bool(state.is_world_process_zero)
+        self._state, self._main = state, bool(state.is_world_process_zero)
         # the first look comes as soon as there is something to look at, the first probes with the first batch
         self._due = {"evaluate": 1, "gold": 0, "rescore": 0}
         self._resume(state)
@@ -143,6 +145,14 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
             self._files = RewardFiles(folder, session_of(monitors_of(self._handler)))
         self._source.attach(self._hear)
 
+    def _folder(self, args: TrainingArguments) -> Path:
+        """`trl_ext-2` for the second of two such callbacks that would write to one place."""
+        wanted = self._output_dir or Path(str(args.output_dir)) / "trl_ext"
+        all_of_them = self._handler.callbacks if self._handler is not None else [self]
+        same = [other for other in all_of_them if isinstance(other, RewardReliabilityCallback)]
+        taken = [other._files.folder for other in same if other is not self and other._files is not None]
+        return own_folder(wanted, len(taken) + 1, taken)
+
     @never_raises
     def _hear(self, call: Call, rewards: np.ndarray) -> None:
         """One batch of training. Whatever asks the functions again must do so in every process alike."""
@@ -150,19 +160,18 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         if source is None or reliability is None or state is None:
             return
         step = state.global_step + 1
+        urgent = False
         if self._main:
             reliability.observe(step, call.prompts, call.completions, rewards)
             if self._gold is not None and self._is_due("gold", "gold_every", step):
-                self._ask_gold(source, reliability, step, call, rewards)
+                urgent = self._ask_gold(source, reliability, step, call, rewards)
         rescored = self._numbers["rescore_every"] > 0 and self._is_due("rescore", "rescore_every", step)
         if rescored and source.can_score:
             self._rescore(source, reliability, call, rewards)
-        if (
-            self._main
-            and len(reliability.window) >= LEAST
-            and (rescored or self._is_due("evaluate", "evaluate_every", step))
-        ):
-            self._look(reliability, with_evidence=rescored)
+        if self._main and len(reliability.window) >= LEAST:
+            due = self._is_due("evaluate", "evaluate_every", step)
+            if due or rescored or urgent:
+                self._look(reliability, with_evidence=rescored)
 
     def _is_due(self, what: str, every: str, step: int) -> bool:
         if step < self._due[what]:
@@ -175,12 +184,18 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
     def _ask_gold(
         self, source: TRLRewards | StockRewards, reliability: RewardReliability, step: int, call: Call,
         rewards: np.ndarray,
-    ) -> None:  # fmt: skip
+    ) -> bool:  # fmt: skip
+        """Whether the two rewards have parted, which is not to wait for the next look."""
         assert self._gold is not None
         rows = list(range(min(len(call.completions), self._numbers["gold_samples"])))
         asked = call.take(rows)
         given = ask(self._gold, asked._replace(others={**source.columns(asked), "trainer_state": self._state}))
         reliability.observe_gold(step, asked.prompts, asked.completions, rewards[rows], np.array(given, dtype=float))
+        if reliability.gold.evaluations:
+            self._latest["reward_reliability/gold"] = reliability.gold.evaluations[-1][4]
+        trend = reliability.gold.trend()
+        told = any(alert.rule == "reward_hacking_suspected" and alert.closed is None for alert in self._alerts.alerts)
+        return trend is not None and trend.parted() and not told
 
     def _rescore(
         self, source: TRLRewards | StockRewards, reliability: RewardReliability, call: Call, rewards: np.ndarray
@@ -194,12 +209,10 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         self._report = report = reliability.report(self._numbers["num_samples"] if with_evidence else 0)
         known = {f"reward_reliability/{name}": value for name, value in report.parts.items() if value is not None}
         if report.score is not None:
-            self._latest = {"reward_reliability/score": report.score, **known}
+            self._latest |= {"reward_reliability/score": report.score, **known}
         for name in ("distinct", "correlation/length", "correlation/repetition"):
             if name in report.measures:
                 self._latest[f"reward_reliability/{name}"] = report.measures[name]
-        if reliability.gold.evaluations:
-            self._latest["reward_reliability/gold"] = reliability.gold.evaluations[-1][4]
         news = self._alerts.judge(report, told_by(monitors_of(self._handler)))
         for alert in news:
             self._tell(alert)

@@ -24,6 +24,7 @@ class RLScriptArguments:
         default=None,
         metadata={"help": "A measure of the truth that is watched and not trained on, named as in reward_funcs."},
     )
+    gold_every: int = field(default=10, metadata={"help": "Steps between two questions to `gold_reward`."})
     probe_set: str | None = field(
         default=None, metadata={"help": "JSON Lines of completions with a known score, for the reward to rank."}
     )

@@ -19,11 +19,13 @@ SEVERITY_COLORS = {"info": GREY, "warning": "#d9a21b", "error": "#d1495b", "crit
 # Title, the metrics drawn on the left axis with their labels, and one on the right axis
 PANELS: tuple[tuple[str, dict[str, str], str | None], ...] = (
     ("Reward", {"reward": "reward", "reward_with_kl": "with KL penalty"}, None),
+    ("Held-back reward, not trained on", {"reward_reliability/gold": "held-back"}, None),
     ("KL to the reference, nats a sequence", {"kl_per_sequence": "KL"}, None),
     ("KL to the reference, nats a token", {"kl_per_token": "KL"}, None),
     ("Entropy, nats a token", {"entropy_per_token": "entropy"}, None),
     ("Value loss (log scale)", {"value_loss": "value loss"}, "explained_variance"),
     ("Completion length, tokens", {"completion_length": "mean length"}, None),
+    ("Reliability of the reward, 0 to 1", {"reward_reliability/score": "score"}, None),
     ("Loss", {"loss": "training", "eval/loss": "evaluation"}, None),
     ("Gradient norm", {"grad_norm": "gradient norm"}, None),
 )
