@@ -1,7 +1,7 @@
 # `make ppo` trains, `make test` tests, `make help` lists the rest. Each works from a clean clone and makes the environment it needs.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ppo reinforce_loo sft reward tensorboard smoke test test-current test-trl112 check format clean
+.PHONY: help ppo reinforce_loo sft reward reward_hacking tensorboard smoke test test-current test-trl112 check format clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -55,6 +55,11 @@ sft: ## train a policy on the review sentences from scratch
 reward: ## train a reward model on what human judges thought of the review sentences
 ppo reinforce_loo sft reward: $(VENV)/.installed-recipes
 	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
+reward_hacking: $(VENV)/.installed-recipes $(RUNS)/reward/config.json ## a reward that is hacked, on purpose, and a callback that says so
+	$(LAUNCH) recipes/ppo.py --config recipes/$@.yaml $(ARGS)
+# The held-back reward of it, where no `make reward` has made it yet.
+$(RUNS)/reward/config.json: | $(VENV)/.installed-recipes
+	$(LAUNCH) recipes/reward.py --config recipes/reward.yaml --output_dir $(RUNS)/reward
 
 tensorboard: $(VENV)/.installed-recipes ## look at the curves of every run under runs/
 	$(VENV)/bin/tensorboard --logdir $(RUNS)

@@ -34,16 +34,14 @@ class ScriptArguments:
     min_gap: float = field(default=1.5, metadata={"help": "Smallest difference of ratings (-4..4) in `reviews`."})
     num_degenerate_pairs: int = field(
         default=0,
-        metadata={"help": "Further pairs of `reviews`: a real snippet, and a loop or word salad that must lose to it."},
+        metadata={"help": "Further pairs of `reviews` alone: a real snippet, and a loop or word salad that must lose."},
     )
 
 
 def load_data(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None]:
     name, config, gap = script_args.dataset_name, script_args.dataset_config, script_args.min_gap
     train = load_preferences(name, script_args.dataset_train_split, config, script_args.num_pairs, min_gap=gap)
-    if script_args.num_degenerate_pairs:
-        if name != REVIEWS:
-            raise UserError(f"num_degenerate_pairs is made of {REVIEWS!r} alone; leave it out for {name!r}")
+    if script_args.num_degenerate_pairs and name == REVIEWS:
         degenerate = degenerate_pairs(script_args.num_degenerate_pairs)
         train = concatenate_datasets([train.select_columns(["chosen", "rejected"]), degenerate])
     if script_args.dataset_test_split == "none":

@@ -18,9 +18,9 @@ SHORT = {
 
 
 def arguments(recipe: str, output_dir: Path, *more: str) -> list[str]:
-    config = str(ROOT / "recipes" / f"{recipe}.yaml")
+    config = [] if "--config" in more else ["--config", str(ROOT / "recipes" / f"{recipe}.yaml")]
     options = ["--output_dir", str(output_dir), "--use_cpu", "true", "--report_to", "none", "--disable_tqdm", "true"]
-    return ["--config", config, *SHORT[recipe], *options, *more]
+    return [*config, *SHORT[recipe], *options, *more]
 
 
 def run(recipe: str, output_dir: Path, *more: str) -> list[dict]:
@@ -45,5 +45,10 @@ def start(recipe: str, output_dir: Path, *more: str, **environment: str) -> subp
 
 
 def without_clocks(rows: list[dict]) -> list[dict]:
-    """What must be equal in two runs: neither time and memory, nor which session of a folder logged it."""
-    return [{k: v for k, v in row.items() if not is_timing(k) and k != "session"} for row in rows]
+    """What must be equal in two runs: neither time and memory, nor which session of a folder logged it, nor what
+    `RewardReliabilityCallback` says of a window of completions, which fills anew after a resume."""
+
+    def differs(key: str) -> bool:
+        return is_timing(key) or key == "session" or key.startswith("reward_reliability/")
+
+    return [{key: value for key, value in row.items() if not differs(key)} for row in rows]

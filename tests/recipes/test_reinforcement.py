@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from reinforcement_runs import run, start, without_clocks
+from reinforcement_runs import ROOT, run, start, without_clocks
 
 RECIPES = ("ppo", "reinforce_loo")
 
@@ -87,6 +87,14 @@ def test_metrics_that_cannot_be_written_end_no_run(tmp_path, capfd):
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_the_configuration_of_the_exhibit_runs(tmp_path):
+    rows = run(
+        "ppo", tmp_path, "--config", str(ROOT / "recipes" / "reward_hacking.yaml"), "--gold_reward", "repetition"
+    )
+    assert "reward_reliability/gold" in rows[-2]
+    assert (tmp_path / "trl_ext" / "reward_reliability.json").is_file()
+
+
 BAD_INPUT = {
     "no such model": ("reinforce_loo", ["--model_name_or_path", "no/such-model"], "no model 'no/such-model'"),
     "no such column": ("reinforce_loo", ["--dataset_name", "{jsonl}", "--dataset_prompt_column", "q"], "text"),
@@ -95,7 +103,14 @@ BAD_INPUT = {
     "groups that do not divide": ("reinforce_loo", ["--num_generations", "3"], "num_generations to one of 2, 4, 8"),
     "rollouts that do not divide": ("ppo", ["--num_mini_batches", "3"], "mini_batches"),
     "critical what": ("ppo", ["--on_critical", "stpo"], "stop"),
-    "a reward of the wrong length": ("reinforce_loo", ["--reward_funcs", "{rewards}:one_too_few"], "step 0"),
+    "a reward of the wrong length": (
+        "reinforce_loo",
+        ["--reward_funcs", "{rewards}:one_too_few"],
+        "returned 1 rewards for 2",
+    ),
+    "weights that do not fit": ("reinforce_loo", ["--reward_weights", "1", "2", "3"], "3 numbers for 2"),
+    "a held-back reward nobody knows": ("ppo", ["--gold_reward", "sentimen"], "did you mean 'sentiment'"),
+    "a probe set that is not there": ("ppo", ["--probe_set", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
     "a reward that is a word": ("reinforce_loo", ["--reward_funcs", "{rewards}:words"], "words"),
 }
 

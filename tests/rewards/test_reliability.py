@@ -1,8 +1,11 @@
 """Each part of the reliability score falls when its fault is injected, and alone."""
 
+import math
+
 import numpy as np
 import pytest
 
+from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call
 from trl_ext.rewards.reliability import PARTS, RewardReliability
 from trl_ext.rewards.reliability.probes import probe
@@ -114,6 +117,22 @@ FAULTS = {
 }
 
 
+def test_a_task_that_is_solved_is_no_unstable_reward():
+    """More and more completions earn 1, at last all: nothing is left to learn, and nothing is wrong with the reward."""
+
+    def solved(step, completions, rewards):
+        earned = World(step).random.random(len(rewards)) < min(step / 30, 1)
+        return completions, np.column_stack([earned, 0.1 * rewards[:, 1]])
+
+    report = World().run(change=solved).reliability.report()
+    assert report.parts["stability"] == 1.0
+    dead_from_the_start = World().run(change=dead).reliability.report()
+    solved_at_last = World().run(steps=90, change=solved).reliability.report()
+    states = [report.components[0].state for report in (dead_from_the_start, solved_at_last)]
+    assert states == ["dead", "saturated"]
+    assert all(finding.severity == "info" for finding in solved_at_last.findings.values())
+
+
 def drawn(seed=0):
     random = np.random.default_rng(seed)
     return lambda call: random.normal(0, 1, (len(call.completions), 2))
@@ -156,3 +175,94 @@ def test_each_part_falls_with_its_own_fault_and_alone(fault):
     assert report.findings, "nothing is said"
     (finding, *_) = report.findings.values()
     assert "reward_funcs" in finding.advice or "temperature" in finding.advice
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_completions_that_a_function_does_not_apply_to_are_left_out(share):
+    """Nothing is divided by zero either, whether some, all or none of the rewards are missing."""
+
+    def sparse(step, completions, rewards):
+        missing = World(step).random.random(rewards.shape) < share
+        return completions, np.where(missing, np.nan, rewards)
+
+    world = World().run(change=sparse)
+    world.reliability.observe(99, [], [], np.zeros((0, 2)))
+    report = world.reliability.report()
+    assert [component.applies for component in report.components] == pytest.approx([1 - share] * 2, abs=0.05)
+    shares = [component.variance_share for component in report.components]
+    assert sum(shares) == pytest.approx(1.0) if share < 1 else all(math.isnan(value) for value in shares)
+
+
+def test_variance_shares_are_those_of_independent_parts():
+    world = World()
+    rewards = world.random.normal(0, [3.0, 8.0], (1000, 2))  # weights 1 and 0.5: variances 9 and 16
+    world.reliability.observe(1, ["p"] * 1000, world.completions(1000), rewards)
+    report = world.reliability.report()
+    assert [c.variance_share for c in report.components] == pytest.approx([9 / 25, 16 / 25], abs=0.05)
+
+
+def test_memory_is_that_of_the_window_whatever_comes():
+    reliability = RewardReliability(NAMES, WEIGHTS, window=100)
+    world = World()
+    for step in range(1, 400):
+        reliability.observe(step, ["p"] * BATCH, world.completions(), world.rewards())
+        reliability.observe_gold(step, ["p"] * BATCH, world.completions(), world.rewards(), world.rewards()[:, 0])
+    window = reliability.window
+    assert (len(window), window.seen) == (100, 399 * BATCH)
+    assert len(window.step_means) == 128 and len(reliability.gold.evaluations) == 64
+    assert len(reliability.gold.latest) == 256
+
+
+@pytest.mark.parametrize("slopes", [(0.05, 0.05), (-0.05, -0.05), (0.05, 0.0), (0.0, -0.05)])
+def test_only_a_rising_reward_beside_a_falling_truth_is_hacking(slopes):
+    proxy, gold = slopes
+    report = World().run().with_gold(proxy, gold).reliability.report()
+    assert "reward_hacking_suspected" not in report.findings
+    assert report.parts["agreement"] == 1.0
+
+
+def test_what_was_learnt_honestly_at_first_does_not_hide_what_is_hacked_later():
+    world = World().run()
+    for i in range(60):
+        rises = min(0.1 * i, 4.0)
+        rewards = world.rewards(shift=0.1 * i)
+        gold = world.random.normal(rises if i < 40 else 4.0 - 0.3 * (i - 40), 1.0, BATCH)
+        world.reliability.observe_gold(i, ["p"] * BATCH, world.completions(), rewards, gold)
+    finding = world.reliability.report().findings["reward_hacking_suspected"]
+    assert finding.severity == "error"
+    assert finding.evidence["gold_slope"] < 0 < finding.evidence["proxy_slope"]
+
+
+def test_healthy_runs_with_noise_of_every_kind_are_left_alone():
+    """300 reports on 20 runs: no warning."""
+    for seed in range(20):
+        world = World(seed)
+        for step in range(1, 121):
+            spread = 1.0 + 0.5 * math.sin(step / 10)
+            rewards = world.rewards(shift=1.5 / (1 + math.exp(-(step - 60) / 6))) * spread
+            world.reliability.observe(step, ["p"] * BATCH, world.completions(), rewards)
+            if step % 2 == 0:
+                gold = world.random.normal(0.3 / (1 + math.exp(-(step - 60) / 6)), 1.0, BATCH)
+                world.reliability.observe_gold(step, ["p"] * BATCH, world.completions(), rewards, gold)
+            if step % 8 == 0:
+                report = world.reliability.report(samples=0)
+                assert all(finding.severity == "info" for finding in report.findings.values()), report.findings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((["a", "b"], [1.0]), "2 reward functions have 1 weights"),
+        (([], []), "0 reward functions"),
+        ((["a"], [1.0], 8), "window must be a whole number of at least 32"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(arguments, said):
+    with pytest.raises(UserError, match=said):
+        RewardReliability(*arguments)
+
+
+def test_rewards_of_another_shape_are_refused():
+    with pytest.raises(UserError, match="rewards have the shape"):
+        RewardReliability(NAMES, WEIGHTS).observe(1, ["p"], ["a"], [[1.0]])

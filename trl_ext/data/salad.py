@@ -76,5 +76,7 @@ def marked_words(texts: Sequence[str], ratings: Sequence[float]) -> tuple[list[s
 def _row(words: list[str], text: list[str], draw: random.Random) -> list[str]:
     """6 to 24 of `words`, with or without commas, often after the first words of `text`."""
     commas = draw.choice((0.0, 0.0, 0.5, 1.0))
-    row = [word.rstrip(",.") + ("," if draw.random() < commas else "") for word in words[: draw.randint(6, 24)]]
+    row = [
+        (word.rstrip(",.") or word) + ("," if draw.random() < commas else "") for word in words[: draw.randint(6, 24)]
+    ]
     return [*(text[: draw.randint(2, 6)] if draw.random() < 0.6 else []), *row]

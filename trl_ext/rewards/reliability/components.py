@@ -17,7 +17,8 @@ class Component(NamedTuple):
         mean, std: of these numbers.
         variance_share: of the total's variance, the covariance of its weighted values with the total by the total's
             variance; the shares add up to 1. NaN where the total does not vary.
-        state: `live`, `dead` (always the same value), `saturated` (at its highest value nearly always) or `unweighted`.
+        state: `live`, `dead` (the same value for all), `saturated` (its highest value for nearly all, which it was not
+            always) or `unweighted`.
     """
 
     name: str
@@ -30,19 +31,25 @@ class Component(NamedTuple):
 
 
 def components_of(
-    names: list[str], weights: np.ndarray, rewards: np.ndarray, totals: np.ndarray, highest: np.ndarray
+    names: list[str],
+    weights: np.ndarray,
+    rewards: np.ndarray,
+    totals: np.ndarray,
+    lowest: np.ndarray,
+    highest: np.ndarray,
 ) -> list[Component]:
-    """`highest` is the largest value each function ever gave, shape `(functions,)`."""
-    centered = totals - np.nanmean(totals) if len(totals) else totals
-    variance = float(np.nanmean(centered**2)) if len(totals) else 0.0
+    """`lowest` and `highest` are the extreme values each function ever gave, shape `(functions,)`."""
+    scored = ~np.isnan(totals)
+    centered = totals[scored] - totals[scored].mean() if scored.any() else totals[scored]
+    variance = float((centered**2).mean()) if scored.any() else 0.0
     found = []
     for i, name in enumerate(names):
         column = rewards[:, i]
         values = column[~np.isnan(column)]
         share = float("nan")
         if variance > 0 and len(values):
-            weighted = weights[i] * np.where(np.isnan(column), 0.0, column)
-            share = float(np.nanmean((weighted - weighted.mean()) * centered)) / variance
+            weighted = weights[i] * np.where(np.isnan(column), 0.0, column)[scored]
+            share = float((weighted * centered).mean()) / variance
         found.append(
             Component(
                 name,
@@ -51,19 +58,19 @@ def components_of(
                 float(values.mean()) if len(values) else float("nan"),
                 float(values.std()) if len(values) else float("nan"),
                 share,
-                _state(values, float(weights[i]), float(highest[i])),
+                _state(values, float(weights[i]), float(lowest[i]), float(highest[i])),
             )
         )
     return found
 
 
-def _state(values: np.ndarray, weight: float, highest: float) -> str:
+def _state(values: np.ndarray, weight: float, lowest: float, highest: float) -> str:
     if weight == 0:
         return "unweighted"
     if len(values) < LEAST:
         return "live"
-    if values.min() == values.max():
-        return "dead"
+    if values.min() == values.max() and not lowest < values[0] == highest:
+        return "dead"  # where it was lower before, all have earned it by now
     return "saturated" if float(np.mean(values >= highest)) >= _TOP else "live"
 
 

@@ -45,7 +45,7 @@ class GoldTrend(NamedTuple):
 
     def part(self) -> float:
         """Falls from 1 to 0 while the gold reward falls from 0.3 to 1 standard deviation under a rising proxy."""
-        falls = self.gold_sure < -_SURE and self.proxy_change > 0
+        falls = self.gold_sure < -_SURE and self.proxy_sure > _SURE
         return ramp(-self.gold_change, _FALL, 1.0) if falls else 1.0
 
 

@@ -43,7 +43,7 @@ class RewardReliability:
             raise UserError(f"window must be a whole number of at least {LEAST}, not {window!r}")
         self.window = RewardWindow(names, weights, window)
         self.gold = GoldSeries()
-        self._highest = np.full(len(names), -np.inf)
+        self._lowest, self._highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
         self._start: dict[str, float] = {}  # distinct share, and medians of the first completions
         self._probes: Probes | None = None
         self._probe_set: float | None = None
@@ -63,7 +63,8 @@ class RewardReliability:
         self._step = step
         self.window.add(step, prompts, completions, array)
         if len(array):
-            self._highest = np.fmax(self._highest, np.where(np.isnan(array), -np.inf, array).max(axis=0))
+            self._highest = np.fmax(self._highest, np.fmax.reduce(array, axis=0))
+            self._lowest = np.fmin(self._lowest, np.fmin.reduce(array, axis=0))
 
     def observe_gold(self, step: int, prompts: list, completions: list, rewards: np.ndarray, gold: np.ndarray) -> None:
         """Completions that the held-back reward was asked about, too; `gold` of shape `(completions,)`."""
@@ -100,7 +101,7 @@ class RewardReliability:
 
     def _facts(self, rewards: np.ndarray, totals: np.ndarray, completions: list[Completion]) -> Facts:
         names, weights = self.window.names, self.window.weights
-        components = of_components.components_of(names, weights, rewards, totals, self._highest)
+        components = of_components.components_of(names, weights, rewards, totals, self._lowest, self._highest)
         known = totals[~np.isnan(totals)]
         std = float(known.std()) if len(known) else 0.0
         measures = {"mean": float(known.mean()) if len(known) else float("nan"), "std": std}
@@ -152,7 +153,9 @@ class RewardReliability:
     def _scale(self, std: float) -> float:
         """What one standard deviation is, at the start or now: once a reward is at its limit, the smallest edit is many
         of the present ones. Where all rewards are equal, the size of the reward itself."""
-        return std if std > 0 else max(abs(float(np.nanmean(self.window.rewards()))) if len(self.window) else 0.0, 1.0)
+        rewards = self.window.rewards()
+        known = np.abs(rewards[~np.isnan(rewards)])
+        return std if std > 0 else max(float(known.mean()) if len(known) else 0.0, 1.0)
 
     def _effects(self) -> dict[str, dict[str, Effect]]:
         if self._probes is None:
@@ -232,6 +235,7 @@ class RewardReliability:
             "gold": self.gold.state_dict(),
             "start": dict(self._start),
             "highest": [value if np.isfinite(value) else None for value in self._highest.tolist()],
+            "lowest": [value if np.isfinite(value) else None for value in self._lowest.tolist()],
             "seen": self.window.seen,
         }
 
@@ -242,6 +246,7 @@ class RewardReliability:
         self.gold.load_state_dict(state["gold"])
         self._start = {str(name): float(value) for name, value in state["start"].items()}
         self._highest = np.array([-np.inf if value is None else float(value) for value in state["highest"]])
+        self._lowest = np.array([np.inf if value is None else float(value) for value in state["lowest"]])
         self.window.seen = int(state["seen"])
 
 

@@ -33,8 +33,11 @@ class Stability(NamedTuple):
     drift: float
 
     def part(self) -> float:
-        """1 for a jump below half a standard deviation and a spread within a factor of 4 of the start."""
+        """1 for a jump below half a standard deviation and a spread within a factor of 4 of the start. Of a reward that
+        has risen a smaller spread is what learning brings: more and more completions earn it."""
         change = abs(np.log(max(self.spread, 1e-6)))
+        if self.spread < 1 and self.drift > 0:
+            change = 0.0
         return ramp(abs(self.jump), 0.5, 2.0) * ramp(change, np.log(4), np.log(20))
 
 
