@@ -71,12 +71,14 @@ def main() -> None:
     if options.train:
         return train(options.runs, options.train)
 
-    from detection import judging, peers, table
+    from detection import exhibits, judging, peers, table
 
     if options.runs and not options.no_training:
         train_missing(options.runs, options.stock_python, options.only)
+        exhibits.train_missing_exhibits(options.runs, options.only)
     cases = [*judging.load_simulated(), *judging.load_public()]
-    cases = [*(judging.load_runs(options.runs) if options.runs else []), *cases]
+    if options.runs:
+        cases = [*judging.load_runs(options.runs), *exhibits.load_exhibits(options.runs), *cases]
     cases = [case for case in cases if options.only in case.name]
     results: table.Results = {judging.OURS: {case.name: judging.ours(case) for case in cases}}
     if options.peers:

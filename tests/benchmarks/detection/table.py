@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from detection.judging import OURS, Case, Outcome, Said, false_alarms, median_or_dash, outcome
 
 SOON = 30  # logs
-GROUPS = {"real": "Real tiny runs", "simulated": "Simulated logs", "public": "Public logs and reports"}
+GROUPS = {
+    "real": "Real tiny runs",
+    "exhibit": "A reward that is hacked, and its healthy twin",
+    "simulated": "Simulated logs",
+    "public": "Public logs and reports",
+}
 Results = dict[str, dict[str, Said]]  # tool, then the case's name
 
 
