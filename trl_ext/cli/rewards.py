@@ -1,12 +1,14 @@
 """`trl-ext rewards`: which there are, what they give to a text, and how far they can be trusted."""
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from trl_ext.cli.output import ALERTS, FAIL_ON
+from trl_ext.cli.output import ALERTS, FAIL_ON, one_line
 from trl_ext.errors import UserError
 from trl_ext.monitor.strict_json import to_strict_json
 
@@ -73,7 +75,7 @@ def _list(options: argparse.Namespace) -> int:
 def _try(options: argparse.Namespace) -> int:
     from trl_ext.rewards.json_lines import completion_of, read_json_lines
 
-    functions, weights, _ = _functions(options)
+    functions, weights, config = _functions(options)
     if (options.file is None) == (options.text is None):
         raise UserError("give completions as --text '...', or name one JSON Lines file")
     if options.text is not None:
@@ -84,7 +86,7 @@ def _try(options: argparse.Namespace) -> int:
         raise UserError(f"{options.file} has no completions")
     where = options.file or "--text"
     completions = [completion_of(row, f"{where}, completion {i}") for i, row in enumerate(rows, start=1)]
-    rewards, totals = _scores(functions, weights, rows, completions)
+    rewards, totals = _scores(functions, weights, rows, completions, config.model)
     if options.json:
         for i, row in enumerate(rows):
             given = {name: values[i] for name, values in rewards.items()}
@@ -96,19 +98,42 @@ def _try(options: argparse.Namespace) -> int:
     return ALERTS if any(function.failures for function in functions) else 0
 
 
-def _scores(functions: list[Any], weights: list[float], rows: list[dict[str, Any]], completions: list) -> tuple:
+def _scores(
+    functions: list[Any], weights: list[float], rows: list[dict[str, Any]], completions: list, model: str | None
+) -> tuple:
     import numpy as np
 
     from trl_ext.rewards.calls import Call, ask
     from trl_ext.rewards.reliability.window import totals_of
+    from trl_ext.rewards.text import completion_text
 
     known = ("completion", "text", "prompt", "completion_ids", "rewards", "reward", "step")
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in known}
-    ids = [row.get("completion_ids") for row in rows]
-    call = Call([row.get("prompt", "") for row in rows], completions, ids if None not in ids else None, columns)
+    ids: list | None = [row.get("completion_ids") for row in rows]
+    if ids is None or None in ids:
+        tokenize = _tokenize(model)
+        ids = None if tokenize is None else tokenize(list(map(completion_text, completions)))
+    call = Call([row.get("prompt", "") for row in rows], completions, ids, columns)
     rewards = {function.__name__: ask(function, call) for function in functions}
     totals = totals_of(np.array(list(rewards.values()), dtype=float).T, np.array(weights))
     return rewards, [None if value != value else value for value in totals.tolist()]
+
+
+def _tokenize(model: str | None) -> Callable[[list[str]], list[list[int]]] | None:
+    """The policy's tokenizer, for rewards that count tokens; `None` where it cannot be loaded."""
+    if model is None:
+        return None
+    with contextlib.redirect_stdout(sys.stderr):  # some integrations announce themselves
+        from transformers import AutoTokenizer
+
+        from trl_ext.configuration import model_path
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model_path(model))
+        except (OSError, ValueError) as error:
+            print(f"trl-ext: no tokenizer of {model}, so tokens are not counted: {one_line(error)}", file=sys.stderr)
+            return None
+    return lambda texts: tokenizer(texts)["input_ids"]
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -128,7 +153,7 @@ def _check(options: argparse.Namespace) -> int:
         probe_set = read_probe_set(config.probe_set)
     report = check_completions(
         read_json_lines(options.file), functions, weights, window=options.window, gold_reward=gold,
-        probe_set=probe_set, where=options.file,
+        probe_set=probe_set, tokenize=_tokenize(config.model) if config is not None else None, where=options.file,
     )  # fmt: skip
     print(to_strict_json(report.to_dict()) if options.json else report_text(report, options.file), end="\n")
     worst = max((finding.severity for finding in report.findings.values()), default=None)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from trl_ext.reporting.replay_table import SEVERITY_STYLES, plain_console
 from trl_ext.rewards.registry import REWARDS
+from trl_ext.rewards.reliability.duplicates import LEAST
 from trl_ext.rewards.reliability.report import PARTS, ReliabilityReport
 from trl_ext.rewards.text import Completion, completion_text
 
@@ -67,8 +68,15 @@ def report_text(report: ReliabilityReport, title: str) -> str:
         if report.findings:
             console.print(_findings(report))
         else:
-            console.print(Text("nothing to complain about", style="green"))
+            console.print(_silence(report))
     return capture.get()
+
+
+def _silence(report: ReliabilityReport) -> Text:
+    if report.completions < LEAST:
+        return Text(f"too few completions to judge most of it: {LEAST} are needed, hundreds are better", style="yellow")
+    known = all(part is not None for part in report.parts.values())
+    return Text("nothing to complain about" + ("" if known else ", as far as it was measured"), style="green")
 
 
 def _parts(report: ReliabilityReport) -> Table:

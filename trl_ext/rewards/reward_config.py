@@ -13,12 +13,14 @@ class RewardConfig(NamedTuple):
     reward_funcs: as `load_reward_funcs` takes them.
     reward_weights: TRL's option, `None` where the weights are in `reward_funcs`.
     gold_reward, probe_set: of `RewardReliabilityCallback`.
+    model: the policy, whose tokenizer counts tokens; `None` where the file names none.
     """
 
     reward_funcs: list[Any]
     reward_weights: list[float] | None = None
     gold_reward: Any = None
     probe_set: str | None = None
+    model: str | None = None
 
 
 def read_reward_config(path: str | os.PathLike[str]) -> RewardConfig:
@@ -41,4 +43,5 @@ def read_reward_config(path: str | os.PathLike[str]) -> RewardConfig:
     weights = content.get("reward_weights")
     if weights is not None and not isinstance(weights, list):
         raise UserError(f"{os.fspath(path)}: reward_weights must be a list of numbers, not {weights!r}")
-    return RewardConfig(specs, weights, content.get("gold_reward"), content.get("probe_set"))
+    model = content.get("model_name_or_path")
+    return RewardConfig(specs, weights, content.get("gold_reward"), content.get("probe_set"), model)

@@ -14,6 +14,7 @@ from trl_ext.rewards.reliability.judge import RewardReliability
 from trl_ext.rewards.reliability.probe_set import ProbeSet
 from trl_ext.rewards.reliability.probes import probe
 from trl_ext.rewards.reliability.report import ReliabilityReport
+from trl_ext.rewards.text import completion_text
 
 _BATCH = 64
 _NOT_COLUMNS = frozenset({"step", "prompt", "completion", "text", "completion_ids", "reward", "rewards", "gold"})
@@ -52,6 +53,7 @@ def check_completions(
     num_probes: int = 8,
     gold_reward: Callable | None = None,
     probe_set: ProbeSet | None = None,
+    tokenize: Callable[[list[str]], list[list[int]]] | None = None,
     where: str = "rows",
 ) -> ReliabilityReport:
     """What `RewardReliabilityCallback` would say after a run that brought these completions.
@@ -60,17 +62,23 @@ def check_completions(
         rows: `completion` (or `text`), and where there are such `prompt`, `step`, `rewards` (a mapping by function),
             `gold` (a number), and dataset columns. In the order of the run.
         reward_funcs: asked about each completion, and again for the probes. `None`: `rewards` of the rows are judged.
+        tokenize: for functions that count tokens, where rows have no `completion_ids`.
         where: the file, for errors.
     Raises:
         UserError: no rows, or a row without what is needed.
     """
     reader, reliability, last = _Reader(where), None, None
+
+    def score(call: Call) -> np.ndarray:
+        assert reward_funcs
+        return _scores(reward_funcs, call, tokenize)
+
     for step, batch in reader.batches(rows):
         call = _call(batch, reader)
         names = [f.__name__ for f in reward_funcs] if reward_funcs else _names(batch[0], reader)
         if reliability is None:
             reliability = RewardReliability(names, weights, window)
-        given = _scores(reward_funcs, call) if reward_funcs else _given(batch, reliability.window.names, reader)
+        given = score(call) if reward_funcs else _given(batch, reliability.window.names, reader)
         reliability.observe(step, call.prompts, call.completions, given)
         gold = ask(gold_reward, call) if gold_reward is not None else [row.get("gold") for row in batch]
         golden = np.array([value if _is_number(value) else np.nan for value in gold], dtype=float)
@@ -80,12 +88,9 @@ def check_completions(
         raise UserError(f"{where} has no completions")
     if reward_funcs and num_probes:
         count = min(num_probes, len(last.completions))
-        reliability.observe_probes(
-            probe(last.take(range(count)), reliability.window.weights, lambda call: _scores(reward_funcs, call))
-        )
+        reliability.observe_probes(probe(last.take(range(count)), reliability.window.weights, score))
     if reward_funcs and probe_set is not None:
-        scores = probe_set.score(lambda call: _scores(reward_funcs, _with_columns(call)))
-        reliability.observe_probe_set(scores, probe_set.truth)
+        reliability.observe_probe_set(probe_set.score(lambda call: score(_with_columns(call))), probe_set.truth)
     return reliability.report()
 
 
@@ -104,8 +109,12 @@ def _with_columns(call: Call) -> Call:
     return call._replace(others={key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"})
 
 
-def _scores(reward_funcs: Sequence[Callable], call: Call) -> np.ndarray:
+def _scores(
+    reward_funcs: Sequence[Callable], call: Call, tokenize: Callable[[list[str]], list[list[int]]] | None
+) -> np.ndarray:
     checked = [f if isinstance(f, CheckedReward) else CheckedReward(f) for f in reward_funcs]
+    if call.completion_ids is None and tokenize is not None:
+        call = call._replace(completion_ids=tokenize(list(map(completion_text, call.completions))))
     return np.array([ask(func, call) for func in checked], dtype=float).T
 
 
