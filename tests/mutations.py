@@ -23,6 +23,11 @@ CONFIG = ["tests/trainers/test_config.py"]
 STOCK = ["tests/trainers/test_stock_ppo.py"]  # red on trl<1.13 alone
 PROCESSES = ["tests/trainers/test_two_processes.py"]
 
+NUMBERS = ["tests/rewards/test_reliability_numbers.py", "tests/rewards/test_reliability.py"]
+FAILURES = ["tests/rewards/test_failures.py"]
+HEARD = ["tests/callbacks/test_reward_reliability.py"]
+
+RELIABILITY = "rewards/reliability/"
 LOO = "trainers/reinforce_loo_trainer.py"
 
 # (file in trl_ext, text, what it becomes, tests of which one must turn red)
@@ -174,6 +179,55 @@ MUTATIONS = [
     ("trainers/reward_model.py", "ids.masked_fill(~mask, 0)", "ids", PPO),
     ("trainers/batches.py", "number // step * step", "number", CONFIG),
     ("trainers/reinforce_loo_config.py", "self.num_generations = 1\n", "pass\n", CONFIG),
+    (RELIABILITY + "numbers.py", "(bad - value) / (bad - good)", "(bad - value) / bad", NUMBERS),
+    (RELIABILITY + "numbers.py", "(last - counts + last - 1) / 2", "last - 1.0", NUMBERS),
+    (RELIABILITY + "numbers.py", "(len(x) - 2)", "len(x)", NUMBERS),
+    (RELIABILITY + "numbers.py", "weight @ (dx * dy)", "dx @ dy", NUMBERS),
+    (RELIABILITY + "window.py", "np.where(missing, 0.0, rewards) @ weights", "np.nansum(rewards, axis=1)", NUMBERS),
+    (RELIABILITY + "window.py", "totals[missing.all(axis=1)] = np.nan", "pass", NUMBERS),
+    (RELIABILITY + "features.py", "words = words[-_LAST:]", "words = words[:_LAST]", NUMBERS),
+    (
+        RELIABILITY + "features.py",
+        "1 - len(set(pairwise(words))) / pairs",
+        "len(set(pairwise(words))) / pairs",
+        NUMBERS,
+    ),
+    (RELIABILITY + "components.py", "not lowest < values[0] == highest", "True", NUMBERS),
+    (RELIABILITY + "components.py", "(weighted * centered).mean()", "weighted.var()", NUMBERS),
+    (RELIABILITY + "components.py", "abs(second.weight) * second.std /", "second.std /", NUMBERS),
+    (RELIABILITY + "components.py", "/ whole if total_varies else 0.0", "/ whole", NUMBERS),
+    (RELIABILITY + "stability.py", "sums[_SIDE:] - sums[:-_SIDE]", "sums[1:] - sums[:-1]", NUMBERS),
+    (RELIABILITY + "stability.py", "away <= _OUTLIER * noise", "False", NUMBERS),
+    (RELIABILITY + "stability.py", "float(changes[at]) / scale", "float(changes[at])", NUMBERS),
+    (RELIABILITY + "stability.py", "self.spread < 1 and self.drift > 0", "self.spread < 1", NUMBERS),
+    (RELIABILITY + "stability.py", "len(levels) - at - _SIDE", "len(levels) - at", NUMBERS),
+    (RELIABILITY + "gold.py", "self.gold_sure < -_SURE\n", "True\n", NUMBERS),
+    (RELIABILITY + "gold.py", "self.proxy_sure > _SURE\n", "True\n", NUMBERS),
+    (RELIABILITY + "gold.py", "b * span / scale", "b * span", NUMBERS),
+    (RELIABILITY + "gold.py", "(KEPT, KEPT // 2, KEPT // 4)", "(KEPT,)", NUMBERS),
+    (RELIABILITY + "gold.py", "_standard(proxy) - _standard(gold)", "_standard(proxy) + _standard(gold)", NUMBERS),
+    (RELIABILITY + "probes.py", "[::-1]\n", "\n", NUMBERS),
+    (RELIABILITY + "probes.py", "again = score(call) if given is None else base", "again = base", HEARD + NUMBERS),
+    (RELIABILITY + "probes.py", "signed=name in PAYS", "signed=True", NUMBERS),
+    (RELIABILITY + "judge.py", "ramp(max(consistency), 0.02, 0.5)", "1.0", NUMBERS),
+    (RELIABILITY + "judge.py", 'abs(m.get("correlation/length", 0.0))', "0.0", NUMBERS),
+    (RELIABILITY + "judge.py", 'm.get("correlation/repetition", 0.0)]', "0.0]", NUMBERS),
+    (RELIABILITY + "judge.py", "> 0.05:  # it moves", "> 9.0:  # it moves", NUMBERS),
+    (RELIABILITY + "report.py", "(min(known) + sum(known) / len(known)) / 2", "1.0", NUMBERS),
+    (RELIABILITY + "duplicates.py", "ramp(share / max(start, 1e-9), 0.8, 0.3)", "ramp(share, 0.8, 0.3)", NUMBERS),
+    ("rewards/checking.py", "len(failures) / asked", "len(failures)", FAILURES),
+    ("rewards/checking.py", "self._broken < _BROKEN_AFTER", "True", FAILURES),
+    ("rewards/checking.py", "rewards[failure.row] = self.on_failure", "pass", FAILURES),
+    ("rewards/results.py", "and math.isfinite(value) else None", "else None", FAILURES),
+    ("rewards/failures.py", "if self._left <= 0:", "if False:", FAILURES),
+    ("rewards/time_limit.py", "signal.raise_signal(signal.SIGALRM)", "pass", FAILURES),
+    ("callbacks/_reward_source.py", "if trainer.model.training:", "if True:", HEARD),
+    (
+        "callbacks/_reward_source.py",
+        "trainer._log_metric = trainer._log_completion_extra",
+        "trainer._unused = trainer._unused_2",
+        HEARD,
+    ),
 ]
 
 

@@ -1,0 +1,148 @@
+"""The arithmetic of reliability against scipy, numpy and numbers worked out by hand."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from trl_ext.rewards.reliability.components import balance, components_of, leading, signal
+from trl_ext.rewards.reliability.duplicates import distinct_share, diversity
+from trl_ext.rewards.reliability.features import features
+from trl_ext.rewards.reliability.gold import GoldSeries
+from trl_ext.rewards.reliability.numbers import ramp, ranks, slope, spearman
+from trl_ext.rewards.reliability.stability import stability_of
+from trl_ext.rewards.reliability.window import totals_of
+
+
+@pytest.mark.parametrize(
+    ("value", "good", "bad", "expected"),
+    [(0.0, 1, 3, 1.0), (1.0, 1, 3, 1.0), (2.0, 1, 3, 0.5), (3.0, 1, 3, 0.0), (9.0, 1, 3, 0.0), (0.25, 0.5, 0.0, 0.5)],
+)
+def test_a_ramp_is_a_straight_line_between_good_and_bad(value, good, bad, expected):
+    assert ramp(value, good, bad) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_and_spearman_equal_scipys_with_ties_and_gaps(seed):
+    random = np.random.default_rng(seed)
+    x, y = random.integers(0, 7, 60).astype(float), random.normal(size=60).round(1)
+    assert ranks(x) == pytest.approx(stats.rankdata(x) - 1)
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    y[::5] = np.nan
+    known = ~np.isnan(y)
+    assert spearman(x, y) == pytest.approx(stats.spearmanr(x[known], y[known]).statistic)
+
+
+def test_spearman_of_a_constant_or_of_too_few_is_unknown():
+    assert spearman(np.ones(20), np.arange(20.0)) is None
+    assert spearman(np.arange(7.0), np.arange(7.0)) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_slope_and_its_certainty_equal_scipys(seed):
+    random = np.random.default_rng(seed)
+    x = np.sort(random.normal(size=30))
+    y = 0.3 * x + random.normal(size=30)
+    expected = stats.linregress(x, y)
+    b, sure = slope(x, y, np.ones(30))
+    assert (b, sure) == pytest.approx((expected.slope, expected.slope / expected.stderr))
+
+
+def test_weights_of_the_slope_count_points_several_times():
+    x, y, weight = np.array([0.0, 1, 2, 3, 4]), np.array([0.0, 2, 1, 5, 3]), np.array([1.0, 2, 1, 3, 1])
+    assert slope(x, y, weight)[0] == pytest.approx(np.polyfit(x, y, 1, w=np.sqrt(weight))[0])
+    assert slope(np.ones(9), np.arange(9.0), np.ones(9)) == (0.0, 0.0)
+    assert slope(x[:3], y[:3], weight[:3]) == (0.0, 0.0)
+
+
+def test_totals_leave_out_what_does_not_apply():
+    rewards = np.array([[1.0, 2.0], [np.nan, 2.0], [np.nan, np.nan]])
+    totals = totals_of(rewards, np.array([1.0, 0.5]))
+    assert totals[:2].tolist() == [2.0, 1.0] and np.isnan(totals[2])
+
+
+def test_features_of_texts_counted_by_hand():
+    found = features(["a b a b a", "one", "", [{"role": "assistant", "content": "x y z"}]])
+    # pairs of the first: ab ba ab ba, two of four distinct
+    assert found["length"].tolist() == [5, 1, 0, 3]
+    assert found["repetition"].tolist() == [0.5, 0.0, 0.0, 0.0]
+    # only the last hundred words: 150 different ones, then 100 times the same
+    assert features([" ".join(map(str, range(150))) + " x" * 100])["repetition"][0] == pytest.approx(1 - 1 / 99)
+
+
+def test_distinct_share_and_diversity():
+    assert distinct_share(["a", "a ", "b", "c"]) == 0.75
+    assert [diversity(share, 1.0) for share in (0.9, 0.8, 0.55, 0.3, 0.1)] == pytest.approx([1, 1, 0.5, 0, 0])
+    assert diversity(0.4, 0.5) == 1.0  # four fifths of the start
+
+
+def test_components_by_hand():
+    # weights 2, 1, 0 and 1: a varies by 1, b is always 3, c has no weight, d applies to half
+    rewards = np.array([[1, 3, 7, np.nan], [-1, 3, 8, 2.0]] * 20, dtype=float)
+    weights = np.array([2.0, 1.0, 0.0, 1.0])
+    totals = totals_of(rewards, weights)
+    low, high = np.nanmin(rewards, axis=0), np.nanmax(rewards, axis=0)
+    a, b, c, d = components_of(list("abcd"), weights, rewards, totals, low, high)
+    assert (a.mean, a.std, a.state) == (0.0, 1.0, "live")
+    assert (b.std, b.state) == (0.0, "dead")
+    assert c.state == "unweighted"
+    assert d.applies == 0.5
+    # totals are 5 and 3: variance 1; a has the covariance 2 * 1, d has -1
+    assert [x.variance_share for x in (a, b, c, d)] == pytest.approx([2.0, 0.0, 0.0, -1.0])
+    assert signal([a, b, c], True) == pytest.approx(2 / 3)
+    assert signal([a, b, c], False) == 0.0
+    assert leading([a, b, c]) is None
+
+
+def test_balance_is_the_spread_of_the_second_function_by_that_of_the_first():
+    random = np.random.default_rng(0)
+    rewards = random.normal(0, [10.0, 4.0], (500, 2))
+    weights = np.array([1.0, 0.05])
+    parts = components_of(["a", "b"], weights, rewards, totals_of(rewards, weights), rewards.min(0), rewards.max(0))
+    top, ratio = leading(parts)
+    assert top.name == "a" and ratio == pytest.approx(0.02, rel=0.1)
+    assert balance(parts) == pytest.approx(20 * ratio)
+
+
+def test_a_jump_is_measured_in_standard_deviations_and_dated():
+    random = np.random.default_rng(0)
+    means = [*random.normal(0, 0.05, 40), *random.normal(2, 0.05, 20)]
+    found = stability_of(means, [1.0] * 60)
+    assert found.jump == pytest.approx(2.0, abs=0.1)
+    assert found.steps_ago == 20
+    assert (found.before, found.after) == pytest.approx((0, 2), abs=0.1)
+    assert found.part() == pytest.approx(0.0, abs=0.05)
+
+
+def test_a_steady_rise_is_no_jump_and_fewer_than_16_steps_say_nothing():
+    random = np.random.default_rng(0)
+    found = stability_of([0.1 * i + random.normal(0, 0.05) for i in range(60)], [1.0] * 60)
+    assert found.jump == 0.0 and found.drift == pytest.approx(5.2, abs=0.1) and found.part() == 1.0
+    assert stability_of([0.0] * 15, [1.0] * 15) is None
+
+
+@pytest.mark.parametrize(("spread", "part"), [(4.0, 1.0), (np.sqrt(80.0), 0.5), (20.0, 0.0), (1 / 20, 0.0)])
+def test_a_spread_that_changes_counts_by_its_factor(spread, part):
+    random = np.random.default_rng(0)
+    means = random.normal(0, 0.01, 40) - np.arange(40) * 1e-4  # without a rise, a smaller spread is no learning
+    found = stability_of(means, [1.0] * 20 + [float(spread)] * 20)
+    assert found.part() == pytest.approx(part, abs=1e-6)
+
+
+def test_the_gold_trend_is_in_standard_deviations_over_completions():
+    random = np.random.default_rng(0)
+    series = GoldSeries()
+    for step in range(0, 40, 2):
+        proxy, gold = random.normal(0.1 * step, 2.0, 500), random.normal(-0.05 * step, 0.5, 500)
+        series.add(step, ["p"] * 500, ["c"] * 500, proxy, gold)
+    trend = series.trend()
+    assert (trend.proxy_slope, trend.gold_slope) == pytest.approx((0.1, -0.05), abs=0.01)
+    assert trend.proxy_change == pytest.approx(0.1 * (trend.last_step - trend.first_step) / 2.0, rel=0.1)
+    assert trend.gold_change == pytest.approx(-0.05 * (trend.last_step - trend.first_step) / 0.5, rel=0.1)
+    assert trend.parted() and trend.part() == 0.0
+
+
+def test_examples_are_those_the_two_rewards_part_about_most():
+    series = GoldSeries()
+    proxy, gold = np.array([1.0, 0.0, 0.5, 0.9]), np.array([0.9, 0.0, 0.5, -1.0])
+    series.add(3, list("pqrs"), ["good", "bad", "fair", "hacked"], proxy, gold)
+    assert series.examples(2)[0][2] == "hacked"
