@@ -85,16 +85,21 @@ def shapes_asked(reward: RewardModelReward) -> list[tuple[int, int]]:
     return shapes
 
 
-def test_texts_of_like_length_share_a_batch(folder):
-    # With the end token the lengths are 2, 21, 3, 20, 4, 41
-    assert shapes_asked(RewardModelReward(folder, batch_size=2)) == [(2, 41), (2, 20), (2, 3)]
+def test_texts_of_like_length_share_a_batch_and_of_short_ones_more(folder):
+    # With the end token the lengths are 2, 21, 3, 20, 4, 41; none is padded to more than twice its length
+    assert shapes_asked(RewardModelReward(folder, batch_size=2)) == [(2, 41), (1, 20), (3, 4)]
 
 
 def test_a_batch_holds_no_more_tokens_than_allowed_but_one_text_at_least(folder):
-    assert shapes_asked(RewardModelReward(folder, max_tokens_per_batch=40)) == [(1, 41), (1, 21), (2, 20), (2, 3)]
-    assert shapes_asked(RewardModelReward(folder, batch_size=1, max_tokens_per_batch=99)) == [
-        (1, n) for n in (41, 21, 20, 4, 3, 2)
+    assert shapes_asked(RewardModelReward(folder, max_tokens_per_batch=40)) == [(1, 41), (1, 21), (1, 20), (3, 4)]
+    assert shapes_asked(RewardModelReward(folder, max_tokens_per_batch=9)) == [
+        (1, 41),
+        (1, 21),
+        (1, 20),
+        (2, 4),
+        (1, 2),
     ]
+    assert shapes_asked(RewardModelReward(folder, batch_size=1)) == [(1, 41), (1, 21), (1, 20), (3, 4)]
 
 
 def test_messages_go_through_the_chat_template(folder):

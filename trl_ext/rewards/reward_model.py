@@ -14,6 +14,8 @@ from trl_ext.rewards.text import Completion, completion_text, prompt_text
 if TYPE_CHECKING:
     from trl_ext.rewards.classifier import Classifier
 
+_MOST = 4  # times `batch_size` texts in a batch of short ones
+
 
 class RewardModelReward:
     """The output of an `AutoModelForSequenceClassification` for prompt and completion together.
@@ -34,9 +36,10 @@ class RewardModelReward:
 
     Args:
         model_name_or_path: a folder or hub id, of a model or of a PEFT adapter. Weights must be safetensors.
-        batch_size: most texts in a batch.
+        batch_size: texts in a batch of the longest ones. Shorter ones, which take less memory, go up to four times as
+            many to a batch, as long as they are no more tokens.
         max_tokens_per_batch: most tokens in a batch, padding included (a longer text is a batch of its own); `None`: no
-            such limit.
+            other limit than that.
         dtype: `"auto"` (as the checkpoint says), `"float32"`, `"bfloat16"` or `"float16"`.
         device: as torch names it; by default the one that Accelerate gave this process.
         max_length: most tokens of a text; what is too long loses its beginning. By default what tokenizer and model can
@@ -152,13 +155,17 @@ class RewardModelReward:
 
     def _batches(self, order: list[int], rows: list[list[int]]) -> Iterator[list[int]]:
         """Neighbours in `order`, which has the longest text first: the first of a batch says how wide it is."""
+        tokens = self.batch_size * len(rows[order[0]]) if order else 0
+        if self.max_tokens_per_batch is not None:
+            tokens = min(tokens, self.max_tokens_per_batch)
         start = 0
         while start < len(order):
-            size = self.batch_size
-            if self.max_tokens_per_batch is not None:
-                size = max(1, min(size, self.max_tokens_per_batch // len(rows[order[start]])))
-            yield order[start : start + size]
-            start += size
+            width = len(rows[order[start]])
+            most = min(max(1, tokens // width), _MOST * self.batch_size)
+            # those less than half as long wait for the next batch: they would be padding mostly
+            batch = [i for i in order[start : start + most] if 2 * len(rows[i]) >= width]
+            yield batch
+            start += len(batch)
 
     def _input(self, prompt: Completion, completion: Completion) -> str | list[dict]:
         """A conversation for the chat template, or plain text."""
