@@ -107,11 +107,15 @@ def copies(step, completions, rewards):
     return [completions[0]] * len(completions), rewards
 
 
+def by_words(call):
+    return letters(call) * [0, 1] + [[0.4 * (len(c.split()) - 15), 0] for c in call.completions]
+
+
 FAULTS = {
     "stability": lambda: World().run(change=jump).probed().with_gold(),
     "signal": lambda: World().run(change=dead).probed().with_gold(),
     "balance": lambda: World().run(change=drowned).probed().with_gold(),
-    "independence": lambda: World().run(change=pays_for_length).probed().with_gold(),
+    "independence": lambda: World().run(change=pays_for_length).probed(by_words).with_gold(),
     "diversity": lambda: World().run(change=copies).probed().with_gold(),
     "agreement": lambda: World().run().probed().with_gold(proxy_rise=0.05, gold_rise=-0.05),
 }

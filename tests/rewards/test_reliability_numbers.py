@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trl_ext.rewards.reliability.components import balance, components_of, leading, signal
+from trl_ext.rewards.reliability.components import balance, components_of, says, signal
 from trl_ext.rewards.reliability.duplicates import distinct_share, diversity
 from trl_ext.rewards.reliability.features import features
 from trl_ext.rewards.reliability.gold import GoldSeries
@@ -44,7 +44,26 @@ def test_the_slope_and_its_certainty_equal_scipys(seed):
     y = 0.3 * x + random.normal(size=30)
     expected = stats.linregress(x, y)
     b, sure = slope(x, y, np.ones(30))
-    assert (b, sure) == pytest.approx((expected.slope, expected.slope / expected.stderr))
+    residuals = y - expected.intercept - expected.slope * x
+    r = residuals[1:] @ residuals[:-1] / (residuals @ residuals)
+    assert b == pytest.approx(expected.slope)
+    plain = expected.slope / expected.stderr
+    if r < 1 / np.sqrt(30):
+        assert sure == pytest.approx(plain)
+    else:
+        r = (30 * r + 1) / 26
+        assert sure == pytest.approx(plain / np.sqrt((1 + r) / (1 - r)))
+
+
+def test_neighbours_that_err_alike_make_a_slope_less_sure():
+    """AR(1) noise of 0.8 without any slope: plain least squares is surer than 4 standard errors in a third of runs."""
+    random, wrong = np.random.default_rng(0), 0
+    for _ in range(300):
+        y = [0.0]
+        for _ in range(63):
+            y.append(0.8 * y[-1] + random.normal())
+        wrong += abs(slope(np.arange(64.0), np.array(y), np.ones(64))[1]) > 4
+    assert wrong / 300 < 0.03
 
 
 def test_weights_of_the_slope_count_points_several_times():
@@ -90,7 +109,8 @@ def test_components_by_hand():
     assert [x.variance_share for x in (a, b, c, d)] == pytest.approx([2.0, 0.0, 0.0, -1.0])
     assert signal([a, b, c], True) == pytest.approx(2 / 3)
     assert signal([a, b, c], False) == 0.0
-    assert leading([a, b, c]) is None
+    assert says([a, b, c]) == [(a, 1.0)]
+    assert balance([a, b, c]) is None
 
 
 def test_balance_is_the_spread_of_the_second_function_by_that_of_the_first():
@@ -98,9 +118,28 @@ def test_balance_is_the_spread_of_the_second_function_by_that_of_the_first():
     rewards = random.normal(0, [10.0, 4.0], (500, 2))
     weights = np.array([1.0, 0.05])
     parts = components_of(["a", "b"], weights, rewards, totals_of(rewards, weights), rewards.min(0), rewards.max(0))
-    top, ratio = leading(parts)
-    assert top.name == "a" and ratio == pytest.approx(0.02, rel=0.1)
+    (top, _), (second, ratio) = says(parts)
+    assert (top.name, second.name) == ("a", "b") and ratio == pytest.approx(0.02, rel=0.1)
     assert balance(parts) == pytest.approx(20 * ratio)
+
+
+def test_functions_that_never_apply_or_differ_by_rounding_alone_are_not_live():
+    rewards = np.column_stack([np.full(40, np.nan), 1 / 3 + 1e-12 * np.arange(40), np.arange(40.0)])
+    weights, low, high = np.ones(3), np.array([np.inf, 1 / 3, 0.0]), np.array([-np.inf, 1 / 3 + 4e-11, 39.0])
+    parts = components_of(list("abc"), weights, rewards, totals_of(rewards, weights), low, high)
+    assert [part.state for part in parts] == ["silent", "dead", "live"]
+    assert signal(parts, True) == pytest.approx(1 / 3)
+
+
+def test_a_saturated_function_neither_leads_nor_is_lost():
+    random = np.random.default_rng(0)
+    earned = (random.random(500) < 0.99).astype(float)
+    rewards = np.column_stack([random.normal(size=500), 0.01 * earned])
+    parts = components_of(
+        ["a", "b"], np.ones(2), rewards, totals_of(rewards, np.ones(2)), rewards.min(0), rewards.max(0)
+    )
+    assert [part.state for part in parts] == ["live", "saturated"]
+    assert balance(parts) is None
 
 
 def test_a_jump_is_measured_in_standard_deviations_and_dated():
@@ -146,3 +185,24 @@ def test_examples_are_those_the_two_rewards_part_about_most():
     proxy, gold = np.array([1.0, 0.0, 0.5, 0.9]), np.array([0.9, 0.0, 0.5, -1.0])
     series.add(3, list("pqrs"), ["good", "bad", "fair", "hacked"], proxy, gold)
     assert series.examples(2)[0][2] == "hacked"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("steps_to_learn", [2, 4, 8, 15])
+def test_fast_learning_is_no_jump(steps_to_learn, seed):
+    random = np.random.default_rng(seed)
+    means = 1 / (1 + np.exp(-(np.arange(80) - 40) / steps_to_learn)) + random.normal(0, 0.03, 80)
+    assert stability_of(means, [0.2] * 80).jump == 0.0
+
+
+def test_one_odd_step_is_no_jump():
+    means = np.random.default_rng(0).normal(0, 0.05, 60)
+    means[30] = 10.0
+    assert stability_of(means, [1.0] * 60).jump == 0.0
+
+
+def test_a_spread_that_vanishes_while_the_mean_rests_is_unstable_whatever_the_noise():
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        means = [*random.normal(0, 0.2, 60), *random.normal(0, 0.005, 60)]
+        assert stability_of(means, [1.0] * 60 + [0.025] * 60).part() == 0.0

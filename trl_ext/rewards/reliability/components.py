@@ -6,6 +6,7 @@ import numpy as np
 
 LEAST = 32  # completions from which a constant is told
 _TOP = 0.95  # share of completions at the highest value from which a function is saturated
+_ROUNDING = 1e-9  # of the largest value: what lies closer together is one value
 _NEGLIGIBLE = 0.02  # of the leading function's spread: what the others add is lost in it
 
 
@@ -17,8 +18,8 @@ class Component(NamedTuple):
         mean, std: of these numbers.
         variance_share: of the total's variance, the covariance of its weighted values with the total by the total's
             variance; the shares add up to 1. NaN where the total does not vary.
-        state: `live`, `dead` (the same value for all), `saturated` (its highest value for nearly all, which it was not
-            always) or `unweighted`.
+        state: `live`, `dead` (the same value for all), `silent` (a number for none), `saturated` (its highest value for
+            nearly all, which it was not always) or `unweighted`.
     """
 
     name: str
@@ -58,20 +59,23 @@ def components_of(
                 float(values.mean()) if len(values) else float("nan"),
                 float(values.std()) if len(values) else float("nan"),
                 share,
-                _state(values, float(weights[i]), float(lowest[i]), float(highest[i])),
+                _state(values, len(column), float(weights[i]), float(lowest[i]), float(highest[i])),
             )
         )
     return found
 
 
-def _state(values: np.ndarray, weight: float, lowest: float, highest: float) -> str:
+def _state(values: np.ndarray, asked: int, weight: float, lowest: float, highest: float) -> str:
     if weight == 0:
         return "unweighted"
+    if not len(values):
+        return "silent" if asked >= LEAST else "live"
     if len(values) < LEAST:
         return "live"
-    if values.min() == values.max() and not lowest < values[0] == highest:
+    rounding = _ROUNDING * max(abs(values.min()), abs(values.max()))
+    if values.max() - values.min() <= rounding and not (lowest < values.min() - rounding and values.max() >= highest):
         return "dead"  # where it was lower before, all have earned it by now
-    return "saturated" if float(np.mean(values >= highest)) >= _TOP else "live"
+    return "saturated" if float(np.mean(values >= highest - rounding)) >= _TOP else "live"
 
 
 def signal(components: list[Component], total_varies: bool) -> float | None:
@@ -83,21 +87,20 @@ def signal(components: list[Component], total_varies: bool) -> float | None:
     return sum(weight * value for weight, value in weighed) / whole if total_varies else 0.0
 
 
-def leading(components: list[Component]) -> tuple[Component, float] | None:
-    """The function with the widest spread in the total, and the spread of the next by it; `None` for fewer than two
-    that vary."""
-    live = sorted((c for c in components if c.weight and c.std > 0), key=lambda c: abs(c.weight) * c.std)
-    if len(live) < 2:
-        return None
-    top, second = live[-1], live[-2]
-    return top, abs(second.weight) * second.std / (abs(top.weight) * top.std)
+def says(components: list[Component]) -> list[tuple[Component, float]]:
+    """The live functions, and the spread of each in the total by that of the leading one, which comes first."""
+    live = [c for c in components if c.state == "live" and abs(c.weight) * c.std > 0]
+    live.sort(key=lambda c: -abs(c.weight) * c.std)
+    return [(c, abs(c.weight) * c.std / (abs(live[0].weight) * live[0].std)) for c in live]
 
 
 def balance(components: list[Component]) -> float | None:
-    """1 while a second function has a twentieth of the leading one's spread or more."""
-    lead = leading(components)
-    return None if lead is None else min(1.0, lead[1] / (2.5 * _NEGLIGIBLE))
+    """Mean over the functions beside the leading one, each of which counts 1 from a twentieth of its spread on; `None`
+    for fewer than two that vary."""
+    others = [ratio for _, ratio in says(components)[1:]]
+    return sum(min(1.0, ratio / (2.5 * _NEGLIGIBLE)) for ratio in others) / len(others) if others else None
 
 
-def dominates(ratio: float) -> bool:
+def is_lost(ratio: float) -> bool:
+    """Whether a function's spread is lost in that of the leading one."""
     return ratio < _NEGLIGIBLE

@@ -7,7 +7,7 @@ import numpy as np
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rules.base import Finding
-from trl_ext.rewards.reliability.components import LEAST, Component, dominates, leading
+from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says
 from trl_ext.rewards.reliability.edits import BOUNDS
 from trl_ext.rewards.reliability.gold import GoldTrend
 from trl_ext.rewards.reliability.stability import Stability
@@ -63,8 +63,19 @@ class Facts(NamedTuple):
 def findings_of(facts: Facts) -> dict[str, Finding]:
     """By the name of the rule, worst first."""
     found: dict[str, Finding] = {}
-    for part in (_hacking, _probe_set, _consistency, _components, _stability, _shortcuts, _duplicates, _sensitivity,
-                 _alike, _reasoning):  # fmt: skip
+    for part in (
+        _hacking,
+        _infinite,
+        _probe_set,
+        _consistency,
+        _components,
+        _stability,
+        _shortcuts,
+        _duplicates,
+        _sensitivity,
+        _alike,
+        _reasoning,
+    ):
         for rule, finding in part(facts):
             found.setdefault(rule, finding)
     return dict(sorted(found.items(), key=lambda item: -item[1].severity.rank))
@@ -108,6 +119,8 @@ def _consistency(facts: Facts) -> _Found:
     known = {name: value for name, value in moved.items() if value > 0.05}
     if known:
         name, value = max(known.items(), key=lambda item: item[1])
+        if moved["again"] > 0.3 * value:  # what draws numbers moves in every order and alone as well
+            name = "again"
         how, advice = _AGAIN[name]
         function = facts.moved_most[f"consistency/{name}"]
         yield "reward_inconsistent", Finding(
@@ -120,36 +133,61 @@ def _consistency(facts: Facts) -> _Found:
 
 
 def _components(facts: Facts) -> _Found:
-    for component in facts.components:
-        if component.state == "dead":
-            never = component.mean <= 0
-            serious = never and facts.counted >= _A_FULL_LOOK
-            yield "dead_reward_component", Finding(
-                Severity.WARNING if serious else Severity.INFO, f"reward/{component.name}/mean", component.mean,
-                f"{component.name} gave exactly {component.mean:.4g} to each of the last "
-                f"{round(component.applies * facts.completions)} completions",
-                f"1. Ask {component.name} about a completion that should earn it: trl-ext rewards try. 2. It may parse "
-                "another format than it sees (messages, tags, a column's name). 3. If all completions satisfy it, drop "
-                "it from reward_funcs: it teaches nothing.",
-                {"function": component.name},
-            )  # fmt: skip
-        elif component.state == "saturated":
-            yield "reward_component_saturated", Finding(
-                Severity.INFO, f"reward/{component.name}/mean", component.mean,
-                f"{component.name} is at its highest value for at least 95% of the completions (mean "
-                f"{component.mean:.4g})",
-                f"What {component.name} asks for is learnt: lower its weight, or ask for more.",
-                {"function": component.name},
-            )  # fmt: skip
-    lead = leading(facts.components)
-    if lead is not None and facts.counted >= LEAST and dominates(lead[1]):
-        top, ratio = lead
+    yield from _dead([component for component in facts.components if component.state in ("dead", "silent")], facts)
+    saturated = [component for component in facts.components if component.state == "saturated"]
+    if saturated:
+        names = ", ".join(component.name for component in saturated)
+        yield "reward_component_saturated", Finding(
+            Severity.INFO, f"reward/{saturated[0].name}/mean", saturated[0].mean,
+            f"{names}: at the highest value for at least 95% of the completions",
+            f"What {names} asks for is learnt: lower its weight in reward_funcs, or ask for more.",
+            {"functions": [component.name for component in saturated]},
+        )  # fmt: skip
+    live = says(facts.components)
+    lost = [component.name for component, ratio in live if is_lost(ratio)]
+    if lost and facts.counted >= LEAST:
+        top = live[0][0]
+        spread = abs(top.weight) * top.std
         yield "component_dominance", Finding(
-            Severity.WARNING, f"reward/{top.name}/std", abs(top.weight) * top.std,
-            f"{top.name} varies by {abs(top.weight) * top.std:.3g} in the total, the next function by {ratio:.2%} of "
-            "that: the others have no say",
+            Severity.WARNING if len(lost) == len(live) - 1 else Severity.INFO, f"reward/{top.name}/std", spread,
+            f"{top.name} varies by {spread:.3g} in the total, {' and '.join(lost)} by less than 2% of that, which has "
+            "no say",
             f"Bring the functions to one scale: lower the weight of {top.name} in reward_funcs, or wrap it in rescale.",
-            {"function": top.name},
+            {"function": top.name, "lost": lost},
+        )  # fmt: skip
+
+
+def _dead(dead: list[Component], facts: Facts) -> _Found:
+    """All of them in one finding; the worst first."""
+    if not dead:
+        return
+    never = [component for component in dead if component.state == "silent" or component.mean <= 0]
+    said = []
+    for component in sorted(dead, key=lambda component: component not in never):
+        asked = round(component.applies * facts.completions)
+        gave = f"exactly {component.mean:.4g} to each" if component.state == "dead" else "no number to any"
+        said.append(f"{component.name} gave {gave} of the last {asked or facts.completions} completions")
+    first = (never or dead)[0]
+    yield "dead_reward_component", Finding(
+        Severity.WARNING if never and facts.completions >= _A_FULL_LOOK else Severity.INFO,
+        f"reward/{first.name}/mean", first.mean, "; ".join(said),
+        f"1. Ask {first.name} about a completion that should earn it: trl-ext rewards try. 2. It may parse another "
+        "format than it sees (messages, tags, a column's name). 3. If all completions satisfy it, drop it from "
+        "reward_funcs: it teaches nothing.",
+        {"functions": [component.name for component in dead]},
+    )  # fmt: skip
+
+
+def _infinite(facts: Facts) -> _Found:
+    counts = {name[9:]: count for name, count in facts.measures.items() if name.startswith("infinite/")}
+    if counts:
+        name, count = max(counts.items(), key=lambda item: item[1])
+        yield "reward_infinite", Finding(
+            Severity.ERROR, f"reward/{name}/mean", count,
+            f"{name} gave an infinite reward to {count:.0f} completions",
+            f"One is enough to turn the weights into NaN. Load {name} through load_reward_funcs (or CheckedReward), "
+            "which counts it as a failure, or mend the division in it; a clip in reward_funcs bounds the rest.",
+            {"function": name},
         )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from trl_ext.rewards.reliability.numbers import ramp, slope, spearman
 KEPT = 64  # evaluations
 _LEAST = 6  # evaluations before which no trend is told
 _SURE = 4.0  # standard errors: overlapping windows are looked at often
-_FALL = 0.3  # standard deviations of the gold reward
+_SURE_OF_FEW = 6.0  # over 16 evaluations, which hardly tell how much neighbours err alike
+_FALL = 0.5  # standard deviations of the gold reward
 
 
 class GoldTrend(NamedTuple):
@@ -21,6 +22,7 @@ class GoldTrend(NamedTuple):
         proxy_sure, gold_sure: how many standard errors from 0.
         proxy_change, gold_change: what the slope makes over the steps seen, in standard deviations over completions.
         first_step, last_step: of the evaluations.
+        evaluations: how many.
         correlation: Spearman's, of the two over the completions of the latest evaluations; `None` when unknown.
     """
 
@@ -32,21 +34,22 @@ class GoldTrend(NamedTuple):
     gold_change: float
     first_step: int
     last_step: int
+    evaluations: int
     correlation: float | None
 
     def parted(self) -> bool:
         """The proxy rises for sure while the gold reward falls for sure, and by enough to matter."""
         return (
             self.proxy_sure > _SURE
-            and self.gold_sure < -_SURE
+            and self.gold_sure < -(_SURE if self.evaluations > KEPT // 4 else _SURE_OF_FEW)
             and self.gold_change < -_FALL
             and self.proxy_change > _FALL
         )
 
     def part(self) -> float:
-        """Falls from 1 to 0 while the gold reward falls from 0.3 to 1 standard deviation under a rising proxy."""
+        """Falls from 1 to 0 while the gold reward falls from 0.25 to 1 standard deviation under a rising proxy."""
         falls = self.gold_sure < -_SURE and self.proxy_sure > _SURE
-        return ramp(-self.gold_change, _FALL, 1.0) if falls else 1.0
+        return ramp(-self.gold_change, _FALL / 2, 1.0) if falls else 1.0
 
 
 class GoldSeries:
@@ -84,14 +87,15 @@ class GoldSeries:
         span = steps[-1] - steps[0]
         changes = []
         for mean, variance in ((2, 3), (4, 5)):
-            b, sure = slope(steps, table[:, mean], counts)
+            # a reward that is learnt rises in a curve, which is no noise; what the gold reward does must be beyond doubt
+            b, sure = slope(steps, table[:, mean], counts, independent=mean == 2)
             # where all completions of a step get the same, steps are all there is to compare
             scale = float((counts @ table[:, variance] / counts.sum()) ** 0.5) or float(table[:, mean].std())
             changes.append((b, sure, b * span / scale if scale > 0 else 0.0))
         (proxy, proxy_sure, proxy_change), (gold, gold_sure, gold_change) = changes
         return GoldTrend(
             proxy, gold, proxy_sure, gold_sure, proxy_change, gold_change,
-            int(steps[0]), int(steps[-1]), self.correlation(),
+            int(steps[0]), int(steps[-1]), len(steps), self.correlation(),
         )  # fmt: skip
 
     def correlation(self) -> float | None:

@@ -9,7 +9,7 @@ import numpy as np
 from trl_ext.errors import UserError
 from trl_ext.rewards.reliability import components as of_components
 from trl_ext.rewards.reliability.duplicates import LEAST, distinct_share, diversity, repeats_by_nature
-from trl_ext.rewards.reliability.edits import BOUNDS
+from trl_ext.rewards.reliability.edits import BOUNDS, PAYS
 from trl_ext.rewards.reliability.features import features
 from trl_ext.rewards.reliability.findings import Facts, findings_of
 from trl_ext.rewards.reliability.gold import GoldSeries
@@ -20,6 +20,7 @@ from trl_ext.rewards.reliability.stability import stability_of
 from trl_ext.rewards.reliability.window import RewardWindow, totals_of
 from trl_ext.rewards.text import Completion, completion_text, prompt_text
 
+_LENGTH = 0.7  # rank correlation: half of the reward's order is that of the length
 LOOKED_AT = 128  # completions of the window whose text is read for a report: bounds its time
 
 
@@ -43,6 +44,7 @@ class RewardReliability:
             raise UserError(f"window must be a whole number of at least {LEAST}, not {window!r}")
         self.window = RewardWindow(names, weights, window)
         self.gold = GoldSeries()
+        self._infinite: Counter[str] = Counter()  # since the last report
         self._lowest, self._highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
         self._start: dict[str, float] = {}  # distinct share, and medians of the first completions
         self._probes: Probes | None = None
@@ -61,6 +63,10 @@ class RewardReliability:
         if array.shape != (len(completions), len(self.window.names)):
             raise UserError(f"rewards have the shape {array.shape}, not (completions, functions)")
         self._step = step
+        infinite = np.isinf(array)
+        if infinite.any():
+            array = np.where(infinite, np.nan, array)
+            self._infinite.update(dict(zip(self.window.names, infinite.sum(axis=0).tolist(), strict=True)))
         self.window.add(step, prompts, completions, array)
         if len(array):
             self._highest = np.fmax(self._highest, np.fmax.reduce(array, axis=0))
@@ -99,6 +105,10 @@ class RewardReliability:
             self._samples(totals, samples) if samples else [],
         )
 
+    def forget_infinities(self) -> None:
+        """After they were told."""
+        self._infinite.clear()
+
     def _facts(self, rewards: np.ndarray, totals: np.ndarray, completions: list[Completion]) -> Facts:
         names, weights = self.window.names, self.window.weights
         components = of_components.components_of(names, weights, rewards, totals, self._lowest, self._highest)
@@ -116,6 +126,7 @@ class RewardReliability:
             if name + "_start" in start:
                 measures[name + "_start"] = start[name + "_start"]
             _add(measures, f"correlation/{name}", spearman(totals[rows], values))
+        measures |= {f"infinite/{name}": float(count) for name, count in self._infinite.items() if count}
         live = [i for i, component in enumerate(components) if component.std > 0]
         for a, i in enumerate(live):
             for j in live[a + 1 :]:
@@ -128,7 +139,8 @@ class RewardReliability:
         scale = self._scale(max(std, start.get("std_start", 0.0)))
         for kind, effects in self._effects().items():
             measures |= {f"{kind}/{name}": effect.total / scale for name, effect in effects.items()}
-        if measures.get("consistency/again", 0.0) > 0.05:  # it moves without a reason, so an edit may not be the reason
+        if max((v for k, v in measures.items() if k.startswith("consistency/")), default=0.0) > 0.05:
+            # it moves without a reason, so an edit may not be the reason
             measures = {k: v for k, v in measures.items() if not k.startswith(("sensitivity/", "reasoning/"))}
         gold = self.gold.trend()
         if gold is not None:
@@ -179,16 +191,20 @@ class RewardReliability:
             parts["stability"] = facts.stability.part()
         if consistency := [v for k, v in m.items() if k.startswith("consistency/") and not np.isnan(v)]:
             parts["consistency"] = ramp(max(consistency), 0.02, 0.5)
-        sensitivity = [m.get(f"sensitivity/{name}", np.nan) / bound for name, bound in BOUNDS.items()]
+        # of a measure of length, more text is more reward: that is said once, by independence
+        length_pays = m.get("correlation/length", 0.0) > _LENGTH
+        asked = {name: bound for name, bound in BOUNDS.items() if not (length_pays and name in PAYS)}
+        sensitivity = [m.get(f"sensitivity/{name}", np.nan) / bound for name, bound in asked.items()]
         if not np.isnan(sensitivity).all():
             parts["robustness"] = ramp(float(np.nanmax(sensitivity)), 1.0, 3.0)
-        if facts.counted >= LEAST:
+        if facts.completions >= LEAST:
             parts["signal"] = of_components.signal(facts.components, m["std"] > 0)
+        if facts.counted >= LEAST:
             parts["balance"] = of_components.balance(facts.components)
             # a reward may well ask for brevity or for length, so only what is hardly anything else counts
             shortcuts = [abs(m.get("correlation/length", 0.0)), m.get("correlation/repetition", 0.0)]
             if m["std"] > 0:
-                parts["independence"] = ramp(max(shortcuts), 0.7, 0.97)
+                parts["independence"] = ramp(max(shortcuts), _LENGTH, 0.97)
         if "distinct" in m:
             parts["diversity"] = diversity(m["distinct"], m["distinct_start"])
         agreement = [facts.gold.part()] if facts.gold is not None else []
@@ -199,7 +215,7 @@ class RewardReliability:
         return parts
 
     def _samples(self, totals: np.ndarray, count: int) -> list[dict[str, Any]]:
-        rows = list(self.window.rows)
+        rows = self.window.rows()
         known = np.flatnonzero(~np.isnan(totals))
         if not len(known):
             return []

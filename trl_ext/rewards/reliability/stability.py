@@ -9,6 +9,7 @@ from trl_ext.rewards.reliability.numbers import ramp
 
 _SIDE = 4  # steps on either side of a change point
 _LEAST = 16  # steps before which none is looked for
+_AT_ONCE = 0.7  # of a jump comes from one step to the next
 _OUTLIER = 8.0  # robust standard deviations of the changes: learning makes many small ones, a new reward one large one
 _START = 8  # steps that the spread is compared with
 
@@ -17,12 +18,14 @@ class Stability(NamedTuple):
     """Over the last 128 steps.
 
     Attributes:
-        jump: the largest change of the mean from four steps to the next four that is an outlier among all such changes,
-            in standard deviations of the reward over the completions of a step; 0 where none is.
+        jump: the largest change of the mean from four steps to the next four (medians) that is an outlier among all
+            such changes and comes from one step to the next, in standard deviations of the reward over the completions
+            of a step; 0 where none is.
         steps_ago: when that was.
-        before, after: mean of the four steps on either side.
+        before, after: median of the four steps on either side.
         spread: standard deviation of the latest eight steps by that of the first eight.
         drift: mean of the latest eight steps minus that of the first eight, in the reward's unit.
+        rises: whether that is more than their scatter explains.
     """
 
     jump: float
@@ -31,12 +34,13 @@ class Stability(NamedTuple):
     after: float
     spread: float
     drift: float
+    rises: bool
 
     def part(self) -> float:
         """1 for a jump below half a standard deviation and a spread within a factor of 4 of the start. Of a reward that
         has risen a smaller spread is what learning brings: more and more completions earn it."""
         change = abs(np.log(max(self.spread, 1e-6)))
-        if self.spread < 1 and self.drift > 0:
+        if self.spread < 1 and self.rises:
             change = 0.0
         return ramp(abs(self.jump), 0.5, 2.0) * ramp(change, np.log(4), np.log(20))
 
@@ -46,16 +50,22 @@ def stability_of(means: Sequence[float], stds: Sequence[float]) -> Stability | N
     if len(means) < _LEAST:
         return None
     levels, spreads = np.asarray(means), np.asarray(stds)
-    sums = np.convolve(levels, np.ones(_SIDE) / _SIDE, mode="valid")
+    sums = np.median(np.lib.stride_tricks.sliding_window_view(levels, _SIDE), axis=1)
     changes = sums[_SIDE:] - sums[:-_SIDE]  # changes[i]: between the steps before and from i + _SIDE on
     start, end = float(np.median(spreads[:_START])), float(np.median(spreads[-_START:]))
     spread = end / start if start > 0 else 1.0
     drift = float(levels[-_START:].mean() - levels[:_START].mean())
-    at = int(np.argmax(np.abs(changes - np.median(changes))))
-    away = abs(changes[at] - np.median(changes))
-    noise = 1.4826 * float(np.median(np.abs(changes - np.median(changes))))
-    if away <= _OUTLIER * noise or away <= 1e-9 + 1e-6 * abs(float(levels.mean())):
-        return Stability(0.0, 0, float(levels[0]), float(levels[-1]), spread, drift)
+    scatter = float(np.hypot(levels[:_START].std(), levels[-_START:].std())) / _START**0.5
+    usual = np.median(changes)
+    away = np.abs(changes - usual)
+    at = int(np.argmax(away))
+    steps = np.abs(np.diff(levels[at : at + 2 * _SIDE]))  # learning, however fast, takes several steps
+    sudden = steps.max() >= _AT_ONCE * abs(changes[at])
+    noise = 1.4826 * float(np.median(away))
+    rises = drift > 4 * scatter
+    if not sudden or away[at] <= _OUTLIER * noise or away[at] <= 1e-9 + 1e-6 * abs(float(levels.mean())):
+        return Stability(0.0, 0, float(levels[0]), float(levels[-1]), spread, drift, rises)
     scale = float(spreads[at : at + 2 * _SIDE].max())  # around the jump: at the end all may be equal
     jump = float(changes[at]) / scale if scale > 0 else float(np.sign(changes[at])) * 10
-    return Stability(jump, len(levels) - at - _SIDE, float(sums[at]), float(sums[at + _SIDE]), spread, drift)
+    after = at + _SIDE
+    return Stability(jump, len(levels) - after, float(sums[at]), float(sums[after]), spread, drift, rises)

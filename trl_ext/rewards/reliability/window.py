@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,10 +12,20 @@ from trl_ext.rewards.text import Completion
 STEPS_KEPT = 128  # means and spreads of steps, for change points
 
 
+class Row(NamedTuple):
+    """One completion; `rewards` has the shape `(functions,)`."""
+
+    step: int
+    prompt: str | list
+    completion: Completion
+    rewards: np.ndarray
+
+
 class RewardWindow:
     """The last `size` completions, and for the last 128 steps the mean and the spread of the total.
 
-    Memory is bounded by `size` completions, whatever comes.
+    Memory is bounded by `size` completions and one batch, whatever comes. Batches are kept as they came, since most
+    steps bring one and few look at it.
 
     Args:
         names: of the reward functions.
@@ -28,14 +39,20 @@ class RewardWindow:
     def __init__(self, names: Sequence[str], weights: Sequence[float], size: int) -> None:
         self.names = list(names)
         self.weights = np.asarray(weights, dtype=float)
-        self.rows: deque[tuple[int, str | list, Completion, np.ndarray]] = deque(maxlen=size)
+        self.size = size
+        self._batches: deque[tuple[int, list, list, np.ndarray]] = deque()
+        self._count = 0
         self.step_means: deque[float] = deque(maxlen=STEPS_KEPT)
         self.step_stds: deque[float] = deque(maxlen=STEPS_KEPT)
         self.seen = 0
 
     def add(self, step: int, prompts: Sequence, completions: Sequence[Completion], rewards: np.ndarray) -> None:
         """One batch. `rewards` has the shape `(completions, functions)`; NaN where one does not apply."""
-        self.rows.extend(zip(repeat(step), prompts, completions, rewards, strict=False))
+        kept = slice(-self.size, None)
+        self._batches.append((step, list(prompts[kept]), list(completions[kept]), rewards[kept]))
+        self._count += len(self._batches[-1][2])
+        while self._count - len(self._batches[0][2]) >= self.size:
+            self._count -= len(self._batches.popleft()[2])
         self.seen += len(completions)
         totals = totals_of(rewards, self.weights)
         totals = totals[~np.isnan(totals)]
@@ -44,14 +61,21 @@ class RewardWindow:
             self.step_stds.append(float(totals.std()))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return min(self._count, self.size)
 
     def rewards(self) -> np.ndarray:
         """Shape `(completions, functions)`."""
-        return np.array([row[3] for row in self.rows], dtype=float).reshape(-1, len(self.names))
+        if not self._batches:
+            return np.empty((0, len(self.names)))
+        return np.concatenate([batch[3] for batch in self._batches])[-self.size :]
 
     def completions(self) -> list[Completion]:
-        return [row[2] for row in self.rows]
+        return list(chain.from_iterable(batch[2] for batch in self._batches))[-self.size :]
+
+    def rows(self) -> list[Row]:
+        """Oldest first."""
+        found = [Row(step, *row) for step, *columns in self._batches for row in zip(*columns, strict=True)]
+        return found[-self.size :]
 
 
 def totals_of(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
