@@ -43,7 +43,7 @@ def test_tokens_without_ids_name_the_other_unit():
     ("kwargs", "said"),
     [
         ({"minimum": 5, "maximum": 4}, "minimum=5, maximum=4"),
-        ({"minimum": -1, "maximum": 4}, "minimum=-1"),
+        ({"minimum": -1, "maximum": 4}, "at least 0 for minimum, not -1"),
         ({"minimum": 1, "maximum": 4, "edge": -2}, "edge >= 0, not -2"),
         ({"minimum": 1, "maximum": 4, "unit": "letters"}, "'words' and 'tokens', not 'letters'"),
     ],

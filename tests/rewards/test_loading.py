@@ -133,7 +133,10 @@ def test_an_unknown_reward_names_the_nearest_and_all_there_are():
         ([{"name": "sentiment", "kwargs": {"n": 1}}], "its arguments are none"),
         ([{"name": "length", "kwargs": {**BAND, "units": "words"}}], "no argument 'units' (did you mean 'unit'?)"),
         (["get_soft_overlong_punishment"], "needs max_completion_len, soft_punish_cache: write them under kwargs"),
-        ([{"name": "length", "kwargs": {**BAND, "edge": "wide"}}], "'length' does not take these kwargs: TypeError"),
+        (
+            [{"name": "length", "kwargs": {**BAND, "edge": "wide"}}],
+            "length needs a number for edge, e.g. 1.0, not 'wide'",
+        ),
         (["no_such_package.module.f"], "there is no module 'no_such_package' on the Python path"),
         (["trl_ext.rewards.text:completion"], "has no 'completion': did you mean 'completion_text'?"),
         (["nowhere/rewards.py:f"], "There is no reward file 'nowhere/rewards.py'"),
@@ -175,7 +178,7 @@ def test_what_becomes_of_failures_is_written_beside_the_name():
     (plain, careful), _ = load_reward_funcs(
         ["sentiment", {"name": "repetition", "on_failure": -1, "timeout": 2.5}], failures_dir="somewhere"
     )
-    assert (plain.on_failure, plain.timeout) == ("none", 600.0)
+    assert (plain.on_failure, plain.timeout) == ("none", 300.0)
     assert (careful.on_failure, careful.timeout) == (-1.0, 2.5)
 
 
@@ -190,6 +193,12 @@ def test_what_becomes_of_failures_is_written_beside_the_name():
             "'sentiment' has a weight; write weights: [...]",
         ),
         ("runs/nowhere", "runs/nowhere"),
+        (
+            {"name": "clip", "kwargs": {"reward": {"name": "sentiment", "on_failure": 1}, "maximum": 1}},
+            "the outer name",
+        ),
+        ("{name: length, wieght: 2}", "has the unknown key 'wieght' (did you mean 'weight'?)"),
+        ("{name: length", "cannot be read"),
     ],
 )
 def test_a_mistake_further_in_is_answered_too(spec, said):
@@ -227,3 +236,8 @@ def test_rewards_nest():
     reward, _ = one(spec)
     assert ask(reward, "what a great wonderful film", "great great great great") == [0.5, -1.0]
     assert reward.__name__ == "gate"
+
+
+def test_a_mapping_on_the_command_line_is_read_as_yaml():
+    reward, weight = one("{name: repetition, weight: 0.5, kwargs: {n: 1}}")
+    assert (ask(reward, "a a b c"), weight) == ([0.75], 0.5)

@@ -6,11 +6,13 @@ wrapped on the one trainer object; `tests/contract/test_trl_seams.py` pins its s
 """
 
 import inspect
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 
 from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
@@ -133,11 +135,35 @@ def reward_source(trainer: Any) -> TRLRewards | StockRewards | None:
     return TRLRewards(trainer) if list(inspect.signature(seam).parameters) == _SEAM else None
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Random numbers that are drawn inside do not change those drawn afterwards: a run is the same with and without
+    probes."""
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+
+
 def _unfailing(function: Any) -> Any:
-    """An `nn.Module` as it is."""
-    if isinstance(function, CheckedReward):
-        return CheckedReward(function.func, function.__name__, "none", function.timeout)
-    return CheckedReward(function)
+    """That function without failures; an `nn.Module` as it is. One that has just failed on a whole batch (an endpoint
+    that is down, a loop) is not asked again: probes would wait for its time-out a dozen times."""
+    if not isinstance(function, CheckedReward):
+        return CheckedReward(function)
+    if function.is_broken:
+        return _Nothing()
+    return CheckedReward(function.func, function.__name__, "none", function.timeout)
+
+
+class _Nothing:
+    __name__ = "nothing"
+
+    def __call__(self, completions: list, **kwargs: Any) -> list[None]:
+        return [None] * len(completions)
 
 
 def _matrix(columns: list[list[float | None]]) -> np.ndarray:

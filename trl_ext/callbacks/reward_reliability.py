@@ -24,7 +24,7 @@ from trl_ext.callbacks._reward_evidence import (
     told_by,
 )
 from trl_ext.callbacks._reward_failures import checked_rewards, keep_failures
-from trl_ext.callbacks._reward_source import StockRewards, TRLRewards, reward_source
+from trl_ext.callbacks._reward_source import StockRewards, TRLRewards, reward_source, undisturbed
 from trl_ext.callbacks._run import _LEVELS, is_training_log
 from trl_ext.callbacks._slots import own_folder
 from trl_ext.errors import UserError
@@ -90,6 +90,8 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
                 raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
         if on_alert is not None and not callable(on_alert):
             raise UserError(f"on_alert must be a function that takes an Alert, not {on_alert!r}")
+        if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
+            raise UserError(f"output_dir must be a path, not {output_dir!r}")
         self._numbers = {
             "gold_every": gold_every, "gold_samples": gold_samples, "window": window, "evaluate_every": evaluate_every,
             "rescore_every": rescore_every, "num_probes": num_probes, "num_samples": num_samples,
@@ -189,7 +191,8 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         assert self._gold is not None
         rows = list(range(min(len(call.completions), self._numbers["gold_samples"])))
         asked = call.take(rows)
-        given = ask(self._gold, asked._replace(others={**source.columns(asked), "trainer_state": self._state}))
+        with undisturbed():
+            given = ask(self._gold, asked._replace(others={**source.columns(asked), "trainer_state": self._state}))
         reliability.observe_gold(step, asked.prompts, asked.completions, rewards[rows], np.array(given, dtype=float))
         if reliability.gold.evaluations:
             self._latest["reward_reliability/gold"] = reliability.gold.evaluations[-1][4]
@@ -201,9 +204,10 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         self, source: TRLRewards | StockRewards, reliability: RewardReliability, call: Call, rewards: np.ndarray
     ) -> None:
         rows = list(range(min(len(call.completions), self._numbers["num_probes"])))
-        reliability.observe_probes(probe(call.take(rows), reliability.window.weights, source.score, rewards[rows]))
-        if self._probe_set is not None:
-            reliability.observe_probe_set(self._probe_set.score(source.score), self._probe_set.truth)
+        with undisturbed():
+            reliability.observe_probes(probe(call.take(rows), reliability.window.weights, source.score, rewards[rows]))
+            if self._probe_set is not None:
+                reliability.observe_probe_set(self._probe_set.score(source.score), self._probe_set.truth)
 
     def _look(self, reliability: RewardReliability, with_evidence: bool) -> None:
         self._report = report = reliability.report(self._numbers["num_samples"] if with_evidence else 0)
@@ -213,6 +217,7 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         for name in ("distinct", "correlation/length", "correlation/repetition"):
             if name in report.measures:
                 self._latest[f"reward_reliability/{name}"] = report.measures[name]
+        reliability.forget_infinities()
         news = self._alerts.judge(report, told_by(monitors_of(self._handler)))
         for alert in news:
             self._tell(alert)
@@ -230,6 +235,11 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
                 _LEVELS[alert.severity], "[%s] %s at step %d: %s. What to do: %s",
                 alert.severity, alert.rule, alert.step, alert.message, alert.advice,
             )  # fmt: skip
+        self._notify(alert)
+
+    @never_raises
+    def _notify(self, alert: Alert) -> None:
+        """What the user's function does must not keep the other alerts from being told."""
         if self._on_alert is not None:
             self._on_alert(alert)
 

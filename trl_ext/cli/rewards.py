@@ -73,7 +73,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _try(options: argparse.Namespace) -> int:
-    from trl_ext.rewards.json_lines import completion_of, read_json_lines
+    from trl_ext.rewards.json_lines import columns_of, completion_of, read_json_lines
 
     functions, weights, config = _functions(options)
     if (options.file is None) == (options.text is None):
@@ -86,7 +86,7 @@ def _try(options: argparse.Namespace) -> int:
         raise UserError(f"{options.file} has no completions")
     where = options.file or "--text"
     completions = [completion_of(row, f"{where}, completion {i}") for i, row in enumerate(rows, start=1)]
-    rewards, totals = _scores(functions, weights, rows, completions, config.model)
+    rewards, totals = _scores(functions, weights, rows, completions, columns_of(rows, where), config.model)
     if options.json:
         for i, row in enumerate(rows):
             given = {name: values[i] for name, values in rewards.items()}
@@ -99,7 +99,12 @@ def _try(options: argparse.Namespace) -> int:
 
 
 def _scores(
-    functions: list[Any], weights: list[float], rows: list[dict[str, Any]], completions: list, model: str | None
+    functions: list[Any],
+    weights: list[float],
+    rows: list[dict[str, Any]],
+    completions: list,
+    columns: dict[str, list],
+    model: str | None,
 ) -> tuple:
     import numpy as np
 
@@ -107,8 +112,6 @@ def _scores(
     from trl_ext.rewards.reliability.window import totals_of
     from trl_ext.rewards.text import completion_text
 
-    known = ("completion", "text", "prompt", "completion_ids", "rewards", "reward", "step")
-    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in known}
     ids: list | None = [row.get("completion_ids") for row in rows]
     if ids is None or None in ids:
         tokenize = _tokenize(model)

@@ -25,6 +25,10 @@ class Call(NamedTuple):
             **self.others,
         }
 
+    def copied(self) -> "Call":
+        """With lists of its own, so that a function that changes them changes nothing else."""
+        return self._replace(prompts=list(self.prompts), completions=list(self.completions))
+
     def take(self, rows: Sequence[int]) -> "Call":
         """The same call about some rows alone. A list or tuple with one element a completion is a column."""
         size = len(self.completions)

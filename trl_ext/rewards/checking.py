@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 _KEPT_ROWS = 256  # bounds the memory of `last_batch`, whatever the batch size
 _BROKEN_AFTER = 3  # batches in a row without one usable reward: which completion is at fault is not asked any more
 _AT_ONCE = 8  # completions that a coroutine function is asked about one by one, at the same time
-DEFAULT_TIMEOUT = 600.0  # seconds: NCCL gives up on the process that waits after 10 minutes
+DEFAULT_TIMEOUT = 300.0  # seconds: NCCL gives up after 10 minutes, and the process that waits must not be the first
+
+
+_NO_FAILURES = (KeyboardInterrupt, GeneratorExit)  # of a reward function: the user's, and Python's own
 
 
 class Batch(NamedTuple):
@@ -54,7 +57,7 @@ class CheckedReward:
         on_failure: `"none"` gives a failed completion the reward `None`, a number gives it that number, `"raise"` ends
             the run.
         timeout: seconds a call may take, `None` for no limit. In other threads than the main one a function that is
-            given up goes on in the background.
+            given up goes on in the background; a coroutine that blocks without awaiting is only told afterwards.
         failures_dir: folder of `reward_failures.jsonl`. `None`: the callbacks of trl_ext set it when training begins.
     Attributes:
         last_batch (`Batch` or `None`): of the last call that passed.
@@ -97,6 +100,11 @@ class CheckedReward:
         """Sets the folder of `reward_failures.jsonl` unless it is set."""
         self._file = self._file or FailureFile(folder)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it has failed on all of the latest batch."""
+        return self._broken > 0
+
     def take_failed_share(self) -> float | None:
         """The share of completions that failed since the last time somebody asked; `None` where there was none."""
         (failed, asked), self._share = self._share, (0, 0)
@@ -111,10 +119,14 @@ class CheckedReward:
         return self._settle(call, outcome)
 
     def _ask(self, call: Call, seconds: float | None) -> Outcome:
+        count = len(call.completions)
         try:
-            return read_result(call_within(seconds, partial(self.func, **call.arguments())), len(call.completions))
-        except Exception as error:
-            return read_error(error, len(call.completions))
+            # with the reading: a generator works only then
+            return call_within(seconds, lambda: read_result(self.func(**call.copied().arguments()), count))
+        except _NO_FAILURES:
+            raise
+        except BaseException as error:
+            return read_error(error, count)
 
     def _is_to_be_split(self, outcome: Outcome, call: Call) -> bool:
         raised = outcome.error is not None and not isinstance(outcome.error, TimeLimitError | EndpointError)
@@ -138,7 +150,7 @@ class CheckedReward:
             self.last_batch = Batch(call.prompts[kept], call.completions[kept], rewards[kept])
         return rewards
 
-    def _record(self, call: Call, failures: list[Failure], error: Exception | None) -> None:
+    def _record(self, call: Call, failures: list[Failure], error: BaseException | None) -> None:
         self.calls += 1
         asked = len(call.completions)
         self._share = (self._share[0] + len(failures), self._share[1] + asked)
@@ -168,9 +180,10 @@ class CheckedReward:
         at = f"call {self.calls}" if state is None else f"step {state.global_step}"
         _, kind, message = failure = failures[0]
         one_of_many = kind == "value" or len(failures) < len(call.completions)
-        which = f", completion {failure.row}," if one_of_many else ""
+        which = f", completion {failure.row}" if one_of_many else ""
         says_what_it_did = message.startswith(("raised ", "returned ", "took "))
-        return f"Reward function '{self.__name__}' at {at}{which}{' ' if says_what_it_did else ': '}{message}"
+        link = ": " if not says_what_it_did else ", " if which else " "
+        return f"Reward function '{self.__name__}' at {at}{which}{link}{message}"
 
 
 class _AsyncCheckedReward(CoroutineObject, CheckedReward):
@@ -191,17 +204,26 @@ class _AsyncCheckedReward(CoroutineObject, CheckedReward):
         return self._settle(call, outcome)
 
     async def _await(self, call: Call, seconds: float | None) -> Outcome:
+        count, started = len(call.completions), time.monotonic()
         try:
             try:
                 async with asyncio.timeout(seconds) as limit:
-                    result = await self.func(**call.arguments())
+                    result = await self.func(**call.copied().arguments())
             except TimeoutError as error:
                 if limit.expired():
                     raise TimeLimitError(f"took longer than {seconds:g} s") from error
                 raise
-            return read_result(result, len(call.completions))
-        except Exception as error:
-            return read_error(error, len(call.completions))
+            if seconds is not None and time.monotonic() - started > seconds:
+                # it never gave way to the loop, so that it could not be interrupted
+                raise TimeLimitError(f"took longer than {seconds:g} s, and blocked all others: await in it")
+            return read_result(result, count)
+        except _NO_FAILURES:
+            raise
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the trainer ends the call; elsewhere it is a leak of the function's own
+            return read_error(error, count)
 
 
 def callable_name(func: Callable) -> str:
@@ -223,7 +245,7 @@ def _is_module(func: Any) -> bool:
     return torch is not None and isinstance(func, torch.nn.Module)
 
 
-def _joined(rows: list[Outcome], error: Exception | None) -> Outcome:
+def _joined(rows: list[Outcome], error: BaseException | None) -> Outcome:
     """Of batches of one completion each."""
     failures = [outcome.failures[0]._replace(row=row) for row, outcome in enumerate(rows) if outcome.failures]
     return Outcome([outcome.rewards[0] for outcome in rows], failures, error)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,16 +80,24 @@ class FailureFile:
             return
         self._left -= 1
         row = failure.row
-        line = to_strict_json(
-            {
-                "step": step, "reward": reward, "kind": failure.kind, "message": failure.message,
-                "prompt": prompt_text(prompts[row])[-_LONGEST_TEXT:],
-                "completion": completion_text(completions[row])[:_LONGEST_TEXT],
-            }
-        )  # fmt: skip
         try:
+            line = to_strict_json(
+                {
+                    "step": step, "reward": reward, "kind": failure.kind, "message": failure.message,
+                    "prompt": _text(prompt_text, prompts[row])[-_LONGEST_TEXT:],
+                    "completion": _text(completion_text, completions[row])[:_LONGEST_TEXT],
+                }
+            )  # fmt: skip
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab", buffering=0) as file:
                 file.write(line.encode() + b"\n")
         except OSError:
             self._left = 0
+
+
+def _text(read: Callable[[Any], str], value: Any) -> str:
+    """What is neither text nor messages is shown as Python writes it."""
+    try:
+        return read(value)
+    except Exception:
+        return repr(value)

@@ -1,11 +1,15 @@
 """Completions in a JSON Lines file of the user."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trl_ext.errors import UserError
 
+_NO_COLUMNS = frozenset(
+    {"step", "seen_at", "prompt", "completion", "text", "completion_ids", "reward", "rewards", "gold"}
+)
+_TAKEN = frozenset({"prompts", "completions", "trainer_state", "log_metric", "log_extra", "environments"})
 _EXAMPLE = '{"prompt": "Was it good?", "completion": "A great film."}'
 
 
@@ -46,3 +50,16 @@ def completion_of(row: dict[str, Any], where: str) -> str | list:
     if isinstance(completion, list) and all(isinstance(message, dict) for message in completion):
         return completion
     raise UserError(f"{where}: no completion, text or a list of messages; write {_EXAMPLE}")
+
+
+def columns_of(rows: Sequence[dict[str, Any]], where: str) -> dict[str, list]:
+    """The dataset columns in rows of completions, `None` where a row lacks one.
+
+    Raises:
+        UserError: a row with a name that trainers give something else under.
+    """
+    names = dict.fromkeys(name for row in rows for name in row if name not in _NO_COLUMNS)
+    taken = next((name for name in names if name in _TAKEN), None)
+    if taken is not None:
+        raise UserError(f"{where}: {taken!r} is no column, trainers pass their own under this name: rename it")
+    return {name: [row.get(name) for row in rows] for name in names}

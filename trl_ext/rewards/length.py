@@ -3,6 +3,7 @@
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.rewards.options import check_count, check_number
 from trl_ext.rewards.text import Completion, completion_text
 
 
@@ -20,11 +21,13 @@ class LengthReward:
 
     __name__ = "length"
 
-    def __init__(self, minimum: int = 10, maximum: int = 60, edge: int = 5, unit: str = "words") -> None:
+    def __init__(self, minimum: int = 10, maximum: int = 60, edge: float = 5, unit: str = "words") -> None:
+        for option, value in (("minimum", minimum), ("maximum", maximum)):
+            check_count("length", option, value, minimum=0)
+        if check_number("length", "edge", edge) < 0:
+            raise UserError(f"length needs edge >= 0, not {edge}")
         if not 0 <= minimum <= maximum:
             raise UserError(f"length needs 0 <= minimum <= maximum, not minimum={minimum}, maximum={maximum}")
-        if edge < 0:
-            raise UserError(f"length needs edge >= 0, not {edge}")
         if unit not in ("words", "tokens"):
             raise UserError(f"length has the units 'words' and 'tokens', not {unit!r}")
         self.minimum, self.maximum, self.edge, self.unit = minimum, maximum, edge, unit

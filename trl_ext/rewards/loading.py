@@ -10,11 +10,14 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from trl_ext.errors import UserError
 from trl_ext.rewards.checking import DEFAULT_TIMEOUT, CheckedReward, callable_name
 from trl_ext.rewards.failures import check_policy, check_timeout
 from trl_ext.rewards.locating import locate
 from trl_ext.rewards.registry import REWARDS
+from trl_ext.strict_yaml import StrictLoader
 
 Spec = str | Mapping[str, Any]
 _SPEC_KEYS = ("name", "weight", "kwargs", "on_failure", "timeout")
@@ -43,7 +46,7 @@ def load_reward_funcs(
             * a dotted path: `package.module.function` or `package.module:function`
             * a file: `rewards.py:my_reward`
             * a model for sequence classification: a folder, or a hub id `organization/model`
-            * `{name: <one of these>, weight: 0.5, kwargs: {...}, on_failure: none, timeout: 600}`
+            * `{name: <one of these>, weight: 0.5, kwargs: {...}, on_failure: none, timeout: 300}`, also as a string
             What is named may be a reward function (kwargs are bound to it), a class, or a function that makes a reward
             function (both are called with the kwargs), or an `nn.Module`. `on_failure` and `timeout` are those of
             `CheckedReward`.
@@ -61,13 +64,16 @@ def load_reward_funcs(
     if not parsed:
         raise UserError(f"No reward function is named: write {_EXAMPLE}")
     weights = _weights(parsed, reward_weights)
-    functions = [_build(reward.name, reward.kwargs) for reward in parsed]
+    try:
+        functions = [_build(reward.name, reward.kwargs) for reward in parsed]
+    except RecursionError as error:
+        raise UserError("rewards are nested too deeply in each other: at most a few dozen levels") from error
     return _checked(functions, parsed, failures_dir), weights
 
 
 def _parse(spec: Any) -> _Reward:
     if isinstance(spec, str):
-        spec = {"name": spec}
+        spec = _from_command_line(spec) if spec.lstrip().startswith("{") else {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise UserError(f"A reward needs a name, {spec!r} has none: write {_EXAMPLE}")
     name, weight, kwargs = spec["name"], spec.get("weight", 1.0), spec.get("kwargs") or {}
@@ -85,6 +91,17 @@ def _parse(spec: Any) -> _Reward:
     except UserError as error:
         raise UserError(f"Reward '{name}': {error}") from error
     return _Reward(name, float(weight), dict(kwargs), on_failure, timeout)
+
+
+def _from_command_line(spec: str) -> Any:
+    """`--reward_funcs sentiment '{name: length, weight: 0.5}'`: a mapping as YAML writes it."""
+    try:
+        return yaml.load(spec, StrictLoader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise UserError(
+            f"the reward {spec!r} cannot be read: {problem}; write '{{name: length, weight: 0.5}}'"
+        ) from error
 
 
 def _weights(parsed: list[_Reward], reward_weights: Sequence[float] | None) -> list[float]:
@@ -151,6 +168,8 @@ def _with_inner_rewards(name: str, kwargs: dict[str, Any], arguments: Iterable[s
             for reward in parsed:
                 if reward.weight != 1.0:
                     raise UserError(f"'{reward.name}' has a weight; write weights: [...] beside rewards: [...] instead")
+                if (reward.on_failure, reward.timeout) != ("none", DEFAULT_TIMEOUT):
+                    raise UserError(f"'{reward.name}' has on_failure or timeout; write it beside the outer name")
             functions = [_build(reward.name, reward.kwargs) for reward in parsed]
         except UserError as error:
             raise UserError(f"Reward '{name}', {argument}: {error}") from error
@@ -168,7 +187,8 @@ def _make(name: str, factory: Callable, kwargs: dict[str, Any]) -> Callable:
     try:
         return factory(**kwargs)
     except UserError as error:
-        raise UserError(f"Reward '{name}': {error}") from error
+        says_so = str(error).startswith(name)
+        raise UserError(str(error) if says_so else f"Reward '{name}': {error}") from error
     except Exception as error:
         raise UserError(f"Reward '{name}' does not take these kwargs: {type(error).__name__}: {error}") from error
 

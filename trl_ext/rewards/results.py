@@ -1,7 +1,7 @@
 """Reads what a reward function returned, and says of an exception what to mend."""
 
-import math
 import traceback
+from itertools import islice
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -19,18 +19,22 @@ class Outcome(NamedTuple):
 
     rewards: list[float | None]
     failures: list[Failure]
-    error: Exception | None = None
+    error: BaseException | None = None
+
+
+LARGEST = 1e18  # magnitude of a reward: the square of more, which a standard deviation takes, is infinite in float32
 
 
 def read_result(result: Any, count: int) -> Outcome:
-    """The rewards of `count` completions. `None` passes; NaN and infinities, which would end up in the weights, do
-    not."""
+    """The rewards of `count` completions. `None` passes; NaN, infinities and numbers beyond 1e18, which would end up in
+    the weights as NaN, do not. Of a generator at most `count + 1` values are taken."""
     if isinstance(result, str | dict) or not hasattr(result, "__iter__") or getattr(result, "shape", None) == ():
         return all_failed(count, "length", f"returned {_shown(result)}: return a list, one number per completion")
-    values = list(result)
+    values = list(islice(result, count + 1)) if not hasattr(result, "__len__") else list(result)
     if len(values) != count:
+        more = "more than " if len(values) > count and not hasattr(result, "__len__") else ""
         message = (
-            f"returned {len(values)} rewards for {count} completions: "
+            f"returned {more}{count if more else len(values)} rewards for {count} completions: "
             "return one number per completion, None where it does not apply"
         )
         return all_failed(count, "length", message)
@@ -45,7 +49,7 @@ def read_result(result: Any, count: int) -> Outcome:
     return Outcome(rewards, failures)
 
 
-def read_error(error: Exception, count: int) -> Outcome:
+def read_error(error: BaseException, count: int) -> Outcome:
     """All of `count` completions failed, since the function raised `error`."""
     if isinstance(error, TimeLimitError):
         message = f"{error}: make it faster, or raise its timeout (seconds), written beside its name"
@@ -53,11 +57,11 @@ def read_error(error: Exception, count: int) -> Outcome:
     return all_failed(count, "exception", _explain(error), error)
 
 
-def all_failed(count: int, kind: str, message: str, error: Exception | None = None) -> Outcome:
+def all_failed(count: int, kind: str, message: str, error: BaseException | None = None) -> Outcome:
     return Outcome([None] * count, [Failure(row, kind, message) for row in range(count)], error)
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     fix = "mend it, or return None for a completion that it cannot score"
@@ -65,10 +69,18 @@ def _explain(error: Exception) -> str:
         fix = "dataset columns arrive as arguments of the same name, so the dataset needs that column"
     elif isinstance(error, TypeError) and "unexpected keyword" in str(error):
         fix = "add **kwargs to its arguments, TRL passes dataset columns and more"
-    return f"raised {one_line(f'{type(error).__name__}: {error}')}{_place(error)}: {fix}"
+    return f"raised {type(error).__name__}{_message_of(error)}{_place(error)}: {fix}"
 
 
-def _place(error: Exception) -> str:
+def _message_of(error: BaseException) -> str:
+    try:
+        text = one_line(str(error))
+    except Exception:
+        return ", whose message cannot be printed"
+    return f": {text}" if text else ""
+
+
+def _place(error: BaseException) -> str:
     """The deepest line in the file of the reward function; nothing where it could not even be called."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _OURS]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
@@ -78,7 +90,7 @@ def _place(error: Exception) -> str:
 def _number(value: Any) -> float | None:
     if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
         value = value.item()
-    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
+    return float(value) if isinstance(value, Real) and -LARGEST <= float(value) <= LARGEST else None
 
 
 def _shown(value: Any) -> str:

@@ -26,4 +26,4 @@ def _message_text(message: dict) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "".join(block.get("text") or "" for block in content)
+    return "".join((block if isinstance(block, str) else block.get("text")) or "" for block in content)

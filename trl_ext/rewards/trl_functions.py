@@ -35,7 +35,24 @@ def accuracy() -> Callable:
     return MessagesReward(accuracy_reward)
 
 
-def soft_overlong(max_completion_len: int, soft_punish_cache: int) -> Callable:
-    from trl.rewards import get_soft_overlong_punishment
+class _SoftOverlong:
+    """TRL's function, with a line for who has no token ids."""
 
-    return get_soft_overlong_punishment(max_completion_len, soft_punish_cache)
+    def __init__(self, max_completion_len: int, soft_punish_cache: int) -> None:
+        from trl.rewards import get_soft_overlong_punishment
+
+        self._arguments = max_completion_len, soft_punish_cache
+        self.func = get_soft_overlong_punishment(max_completion_len, soft_punish_cache)
+        self.__name__ = self.func.__name__
+
+    def __reduce__(self) -> tuple:  # TRL's is a closure
+        return _SoftOverlong, self._arguments
+
+    def __call__(self, prompts: list, completions: list, completion_ids: Any = None, **kwargs: Any) -> list[float]:
+        if completion_ids is None:
+            raise UserError("get_soft_overlong_punishment counts tokens, and needs completion_ids")
+        return self.func(completion_ids=completion_ids, **kwargs)
+
+
+def soft_overlong(max_completion_len: int, soft_punish_cache: int) -> Callable:
+    return _SoftOverlong(max_completion_len, soft_punish_cache)

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
+from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
 from trl_ext.rewards.probing import probing
@@ -25,7 +27,9 @@ def check_reward_funcs(reward_funcs: Sequence[Callable], dataset: Any = None) ->
     Raises:
         UserError: a function that fails on one, named.
     """
-    rows = None if dataset is None else [dataset[i] for i in range(min(len(SAMPLES), len(dataset)))]
+    rows = None if dataset is None else list(islice(iter(dataset), len(SAMPLES)))  # a stream has no length
+    if rows is not None and not rows:
+        raise UserError("the dataset has no rows, so that its rewards cannot be tried: choose another split or dataset")
     for func in reward_funcs:
         if not isinstance(func, CheckedReward):
             continue

@@ -87,7 +87,7 @@ class GoldSeries:
         span = steps[-1] - steps[0]
         changes = []
         for mean, variance in ((2, 3), (4, 5)):
-            # a reward that is learnt rises in a curve, which is no noise; what the gold reward does must be beyond doubt
+            # a reward that is learnt rises in a curve, no noise; the gold reward must fall beyond doubt
             b, sure = slope(steps, table[:, mean], counts, independent=mean == 2)
             # where all completions of a step get the same, steps are all there is to compare
             scale = float((counts @ table[:, variance] / counts.sum()) ** 0.5) or float(table[:, mean].std())

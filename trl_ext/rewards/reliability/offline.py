@@ -9,7 +9,7 @@ import numpy as np
 from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
-from trl_ext.rewards.json_lines import completion_of
+from trl_ext.rewards.json_lines import columns_of, completion_of
 from trl_ext.rewards.reliability.judge import RewardReliability
 from trl_ext.rewards.reliability.probe_set import ProbeSet
 from trl_ext.rewards.reliability.probes import probe
@@ -17,7 +17,6 @@ from trl_ext.rewards.reliability.report import ReliabilityReport
 from trl_ext.rewards.text import completion_text
 
 _BATCH = 64
-_NOT_COLUMNS = frozenset({"step", "prompt", "completion", "text", "completion_ids", "reward", "rewards", "gold"})
 
 
 class _Reader:
@@ -97,7 +96,7 @@ def check_completions(
 def _call(batch: list[dict[str, Any]], reader: _Reader) -> Call:
     first = reader.read - len(batch)
     completions = [completion_of(row, f"{reader.where}, completion {first + i}") for i, row in enumerate(batch, 1)]
-    columns = {key: [row.get(key) for row in batch] for key in batch[0] if key not in _NOT_COLUMNS}
+    columns = columns_of(batch, reader.where)
     ids = [row.get("completion_ids") for row in batch]
     known = ids if all(isinstance(row, list) for row in ids) else None
     return Call([row.get("prompt", "") for row in batch], completions, known, columns)
@@ -132,10 +131,19 @@ def _names(row: dict[str, Any], reader: _Reader) -> list[str]:
 
 def _given(batch: list[dict[str, Any]], names: list[str], reader: _Reader) -> np.ndarray:
     rows = []
-    for row in batch:
+    for number, row in enumerate(batch, start=reader.read - len(batch) + 1):
         rewards = row.get("rewards")
         values = rewards if isinstance(rewards, dict) else {"reward": row.get("reward")}
-        rows.append([value if _is_number(value := values.get(name)) else np.nan for name in names])
+        unknown = sorted(set(map(str, values)) - set(names))
+        if unknown:
+            raise UserError(
+                f"{reader.where}, completion {number} has a reward {unknown[0]!r} that the first one lacks: give all "
+                "rows the same names, null where one does not apply"
+            )
+        for name, value in values.items():
+            if value is not None and not _is_number(value):
+                raise UserError(f"{reader.where}, completion {number}: {name} must be a number or null, not {value!r}")
+        rows.append([np.nan if values.get(name) is None else values[name] for name in names])
     return np.array(rows, dtype=float)
 
 

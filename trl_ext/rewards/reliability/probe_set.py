@@ -1,5 +1,6 @@
 """Completions whose worth is known, for the reward to rank."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -43,19 +44,22 @@ def read_probe_set(rows: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -
         UserError: a file that cannot be read, a row without those, fewer than 8 rows, or scores that are all equal.
     """
     where = "probe_set"
+    found: Any = rows
     if isinstance(rows, str | os.PathLike):
         where = os.fspath(rows)
-        rows = list(read_json_lines(where))
-    for number, row in enumerate(rows, start=1):
+        found = list(read_json_lines(where))
+    if not isinstance(found, Sequence):
+        raise UserError(f"probe_set must be a JSON Lines file or a list of rows, not {rows!r}")
+    for number, row in enumerate(found, start=1):
         score = row.get("score") if isinstance(row, Mapping) else None
-        is_number = isinstance(score, Real) and not isinstance(score, bool)
+        is_number = isinstance(score, Real) and not isinstance(score, bool) and math.isfinite(score)
         if not isinstance(row, Mapping) or not isinstance(row.get("completion"), str | list) or not is_number:
             raise UserError(f"{where}, row {number}: write {_EXAMPLE}")
-    truth = np.array([float(row["score"]) for row in rows])
-    if len(rows) < _LEAST or truth.min() == truth.max():
-        raise UserError(f"{where} needs at least {_LEAST} rows with different scores; it has {len(rows)}")
-    inputs = [{key: value for key, value in row.items() if key not in ("completion", "score")} for row in rows]
+    truth = np.array([float(row["score"]) for row in found])
+    if len(found) < _LEAST or truth.min() == truth.max():
+        raise UserError(f"{where} needs at least {_LEAST} rows with different scores; it has {len(found)}")
+    inputs = [{key: value for key, value in row.items() if key not in ("completion", "score")} for row in found]
     inputs = [{"prompt": "", **row} for row in inputs]
     return ProbeSet(
-        Call([row["prompt"] for row in inputs], [row["completion"] for row in rows], None, {"inputs": inputs}), truth
+        Call([row["prompt"] for row in inputs], [row["completion"] for row in found], None, {"inputs": inputs}), truth
     )
