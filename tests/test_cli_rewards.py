@@ -98,6 +98,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(capsys, arguments, said):
         ('{"completion": 3}', "completion 1: no completion"),
         ('{"completion": "a"}', "holds no rewards: name reward functions"),
         ('{"completion": "a", "reward": 1, "step": "x"}', "step must be a number"),
+        ('{"completion": "a", "rewards": {"a": "0.5"}}', "completion 1: a must be a number or null, not '0.5'"),
+        (
+            '{"completion": "a", "rewards": {"a": 1}}\n{"completion": "b", "rewards": {"b": 1}}',
+            "completion 2 has a reward 'b'",
+        ),
+        ('{"completion": "a", "reward": 1, "prompts": 3}', "'prompts' is no column"),
     ],
 )
 def test_a_file_that_is_no_list_of_completions_is_named(capsys, tmp_path, content, said):
@@ -148,3 +154,16 @@ def test_check_sees_a_held_back_reward_part_from_the_reward(capsys, tmp_path):
     )
     found = {finding["rule"]: finding for finding in report["findings"]}
     assert "the reward rose" in found["reward_hacking_suspected"]["message"]
+
+
+def test_columns_of_any_row_reach_the_functions(capsys, tmp_path):
+    file = lines(tmp_path / "c.jsonl", [{"completion": "5"}, {"completion": "5", "solution": "5"}])
+    out = printed(capsys, "try", file, "--reward_funcs", "numeric", "--json").out
+    assert [json.loads(line)["reward"] for line in out.splitlines()] == [None, 1.0]
+
+
+def test_mappings_on_the_command_line(capsys):
+    out = printed(
+        capsys, "try", "--reward_funcs", "{name: repetition, weight: 2, kwargs: {n: 1}}", "--text", "a a", "--json"
+    ).out
+    assert json.loads(out)["reward"] == 1.0

@@ -3,11 +3,14 @@
 import json
 import logging
 import pickle
+import random
+import time
 
 import numpy as np
 import pytest
+import torch
 from rl_trainers import dataset, grpo, ppo, reinforce_loo, rloo, stock_ppo
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 
 from trl_ext import PPOMonitoringCallback, RewardReliabilityCallback
 from trl_ext.errors import UserError
@@ -237,6 +240,75 @@ def test_it_can_be_pickled_before_and_after_a_run(tmp_path):
     assert pickle.loads(pickle.dumps(callback))._numbers["window"] == 64
 
 
+def test_functions_that_never_apply_or_are_dead_are_all_named(tmp_path):
+    def never(prompts, completions, **kwargs):
+        return [None] * len(completions)
+
+    def ones(prompts, completions, **kwargs):
+        return [1.0] * len(completions)
+
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=0)
+    grpo(tmp_path, [vowels, ones, never], callback, max_steps=18).train()
+    (alert,) = [alert for alert in callback.alerts if alert.rule == "dead_reward_component"]
+    assert alert.severity == "warning"
+    assert "never gave no number to any of the last" in alert.message and "ones gave exactly 1 to each" in alert.message
+    assert callback.report.parts["signal"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("build", [grpo, ppo])
+def test_probes_do_not_change_the_random_numbers_of_the_run(build, tmp_path):
+    def drawn(prompts, completions, **kwargs):
+        return [random.random() + np.random.rand() + torch.rand(()).item() for _ in completions]
+
+    rewards = []
+    for name, callbacks in (
+        ("with", [RewardReliabilityCallback(rescore_every=1, gold_reward=drawn, gold_every=1)]),
+        ("without", []),
+    ):
+        trainer = build(tmp_path / name, drawn, callbacks)
+        set_seed(3)
+        trainer.train()
+        rewards.append([row["reward"] for row in trainer.state.log_history if "reward" in row])
+    assert rewards[0] == rewards[1]
+
+
+def test_an_infinite_reward_is_an_error_and_blinds_nothing(tmp_path):
+    def infinite(prompts, completions, trainer_state, **kwargs):
+        values = [len(c) / 10 for c in completions]
+        return [float("inf"), *values[1:]] if trainer_state.global_step == 2 else values
+
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=0)
+    grpo(tmp_path, [vowels, infinite], callback).train()
+    (alert,) = [alert for alert in callback.alerts if alert.rule == "reward_infinite"]
+    assert (alert.severity, alert.opened) == ("error", 3)
+    assert callback.report.parts["signal"] == 1.0
+
+
+def test_an_endpoint_that_is_down_is_not_asked_a_dozen_times_more(tmp_path):
+    calls = []
+
+    def hangs(prompts, completions, **kwargs):
+        calls.append(len(completions))
+        time.sleep(5)
+
+    callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=1)
+    grpo(tmp_path, [vowels, CheckedReward(hangs, timeout=0.1)], callback).train()
+    assert calls == [32] * 4
+
+
+def test_what_on_alert_raises_keeps_no_alert_from_the_file(tmp_path):
+    def never(prompts, completions, **kwargs):
+        return [0.0] * len(completions)
+
+    def drawn(prompts, completions, **kwargs):
+        return np.random.default_rng().normal(size=len(completions)).tolist()
+
+    callback = RewardReliabilityCallback(evaluate_every=1, on_alert=lambda alert: 1 / 0)
+    grpo(tmp_path, [vowels, never, drawn], callback).train()
+    lines = [json.loads(line) for line in (tmp_path / "trl_ext" / "alerts.jsonl").read_text().splitlines()]
+    assert {line["rule"] for line in lines} >= {"dead_reward_component", "reward_inconsistent"}
+
+
 @pytest.mark.stock_ppo
 def test_stock_ppo_is_heard_through_its_reward_module(tmp_path):
     callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=1)
@@ -259,6 +331,9 @@ def test_stock_ppo_is_heard_through_its_reward_module(tmp_path):
         ({"probe_set": "nowhere.jsonl"}, "cannot read nowhere.jsonl"),
         ({"probe_set": [{"completion": "a", "score": 1}] * 9}, "different scores"),
         ({"probe_set": [{"completion": "a"}] * 9}, "probe_set, row 1: write"),
+        ({"probe_set": [{"completion": "a", "score": float("nan")}] * 9}, "probe_set, row 1: write"),
+        ({"probe_set": 5}, "probe_set must be a JSON Lines file or a list"),
+        ({"output_dir": 5}, "output_dir must be a path"),
         ({"on_alert": "mail"}, "on_alert must be a function"),
     ],
 )

@@ -217,3 +217,100 @@ def test_options_survive_a_pickle(tmp_path):
     assert ask(checked, "x", "a") == [-2.0, 1.0]
     assert (checked.timeout, checked.__name__, len(lines(tmp_path))) == (7.0, "judge", 1)
     assert pickle.loads(pickle.dumps(CheckedReward(length))).timeout == DEFAULT_TIMEOUT
+
+
+@pytest.mark.parametrize("value", [1e39, 1e19, -(10**30), float("-inf"), 10**400])
+def test_what_overflows_in_float32_is_no_reward(value):
+    assert ask(CheckedReward(lambda prompts, completions, **kwargs: [value, 1e17]), "a", "b") == [None, 1e17]
+
+
+def test_a_generator_is_read_within_the_time_limit_and_no_further_than_needed():
+    def slow(prompts, completions, **kwargs):
+        for _ in completions:
+            time.sleep(1)
+            yield 1.0
+
+    def endless(prompts, completions, **kwargs):
+        while True:
+            yield 1.0
+
+    started = time.monotonic()
+    assert ask(CheckedReward(slow, timeout=0.2), "a", "b", "c") == [None] * 3
+    assert ask(CheckedReward(endless), "a", "b") == [None, None]
+    assert time.monotonic() - started < 5
+    assert ask(CheckedReward(lambda prompts, completions, **kwargs: map(len, completions)), "a", "bb") == [1.0, 2.0]
+
+
+def test_a_coroutine_that_blocks_is_told_afterwards(caplog):
+    async def blocks(prompts, completions, **kwargs):
+        time.sleep(0.3)
+        return [1.0] * len(completions)
+
+    assert ask(CheckedReward(blocks, timeout=0.1), "a") == [None]
+    assert "blocked all others: await in it" in caplog.text
+
+
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("error", [Panic("panicked"), SystemExit(3), UnprintableError(), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_no_exception_of_a_function_ends_the_run(error, is_async):
+    def raises(prompts, completions, **kwargs):
+        raise error
+
+    async def raises_later(prompts, completions, **kwargs):
+        await asyncio.sleep(0)
+        raise error
+
+    assert ask(CheckedReward(raises_later if is_async else raises), "a", "b") == [None, None]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_user_can_interrupt_it_all_the_same(is_async):
+    def interrupted(prompts, completions, **kwargs):
+        raise KeyboardInterrupt
+
+    async def interrupted_later(prompts, completions, **kwargs):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(CheckedReward(interrupted_later if is_async else interrupted), "a")
+
+
+def test_a_call_that_the_trainer_cancels_is_cancelled():
+    async def sleeps(prompts, completions, **kwargs):
+        await asyncio.sleep(60)
+
+    async def cancelled():
+        task = asyncio.ensure_future(CheckedReward(sleeps)(prompts=[""], completions=["a"]))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+
+
+def test_a_function_that_changes_its_lists_changes_nothing_else():
+    def pops(prompts, completions, **kwargs):
+        completions[0] = None
+        completions.pop()
+        return [1.0, 2.0]
+
+    completions = ["a", "b"]
+    assert CheckedReward(pops)(prompts=["p", "q"], completions=completions) == [1.0, 2.0]
+    assert completions == ["a", "b"]
+
+
+@pytest.mark.parametrize("completion", [None, 5, [{"role": "assistant", "content": [object()]}], ["x"], "\ud800"])
+def test_a_completion_of_any_kind_can_be_kept(completion, tmp_path):
+    checked = CheckedReward(lambda prompts, completions, **kwargs: ["bad"], failures_dir=tmp_path)
+    assert checked(prompts=[None], completions=[completion]) == [None]
+    assert lines(tmp_path)[0]["kind"] == "value"

@@ -1,5 +1,6 @@
 import json
 import pickle
+import time
 import urllib.request
 
 import pytest
@@ -175,3 +176,21 @@ def test_pickles_with_the_schema_of_its_file(tmp_path):
     kept = pickle.dumps(JsonSchemaReward(str(tmp_path / "film.json"), partial=True))
     (tmp_path / "film.json").unlink()
     assert pickle.loads(kept)(prompts=[""], completions=['{"title": "M"}']) == [0.5]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"properties": {"a": {"pattern": "^(a|aa)+$"}}}, {"patternProperties": {"^(a|aa)+$": False}}]
+)
+def test_a_catastrophic_pattern_costs_that_text_its_reward_and_not_the_batch(schema, monkeypatch):
+    monkeypatch.setattr("trl_ext.rewards.json_schema._PATTERN_TIMEOUT", 0.2)
+    long = "a" * 60 + "!"
+    bad = json.dumps({"a": long} if "properties" in schema else {long: 1})
+    started = time.monotonic()
+    assert JsonSchemaReward(schema)(prompts=[""] * 2, completions=[bad, '{"b": 1}']) == [None, 1.0]
+    assert time.monotonic() - started < 20
+
+
+def test_patterns_mean_what_they_did():
+    schema = {"properties": {"a": {"pattern": "b"}}, "patternProperties": {"^n_": {"type": "number"}}}
+    texts = ['{"a": "abc"}', '{"a": "x"}', '{"a": 3}', '{"n_1": 2}', '{"n_1": "2"}', '{"an_1": "2"}']
+    assert JsonSchemaReward(schema)(prompts=[""] * 6, completions=texts) == [1, 0, 1, 1, 0, 1]

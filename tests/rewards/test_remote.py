@@ -1,11 +1,15 @@
 import asyncio
 import inspect
 import json
+import os
 import pickle
 import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -179,9 +183,9 @@ def test_a_whole_call_has_a_deadline(server):
 
 
 def test_after_a_failure_the_rest_of_the_call_is_not_asked(server):
-    server.replies = [(400, {}, "", 0)]
+    server.replies = [(403, {}, "", 0)]
     server.seconds = 0.05
-    with pytest.raises(EndpointError, match="status 400"):
+    with pytest.raises(EndpointError, match="status 403"):
         ask(make(server, batch_size=1, concurrency=1), "abcdefghij")
     time.sleep(0.3)
     assert len(server.requests) <= 2  # one may have begun by then
@@ -325,3 +329,54 @@ def test_a_missing_column_and_what_is_no_json_are_named(server):
     with pytest.raises(UserError, match=r"cannot send what JSON cannot hold: .*object"):
         ask(make(server, columns=["solution"]), ["a"], solution=[object()])
     assert server.requests == []
+
+
+def test_one_bad_request_costs_one_reward(server):
+    """The third batch is refused and, after the fourth, the second of its completions alone."""
+    server.replies = [(200, {}, None, 0)] * 2 + [(422, {}, "", 0)] + [(200, {}, None, 0)] * 2 + [(422, {}, "", 0)]
+    checked = CheckedReward(make(server, batch_size=2, concurrency=1))
+    assert ask(checked, ["a", "bb", "ccc", "d", "ee", "f", "gg", "h"]) == [1, 2, 3, 1, 2, None, 2, 1]
+    assert checked.failures == 1
+
+
+def test_where_all_requests_are_bad_the_cause_is_told(server):
+    server.replies = [(400, {}, "", 0)] * 9
+    with pytest.raises(EndpointError, match="status 400"):
+        ask(make(server, batch_size=2), ["a", "b", "c"])
+
+
+def test_an_answer_that_never_ends_does_not_keep_the_process_alive(tmp_path):
+    """It drips a byte now and then, so that no read times out."""
+    program = """
+import asyncio, socketserver, sys, threading, time
+from trl_ext.rewards.remote import RemoteReward
+
+class Drips(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.recv(65536)
+        self.request.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 99999\\r\\n\\r\\n")
+        while True:
+            time.sleep(0.05)
+            self.request.sendall(b" ")
+
+class Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+server = Server(("127.0.0.1", 0), Drips)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+reward = RemoteReward(f"http://127.0.0.1:{server.server_address[1]}/", check=False, retries=0, **OPTIONS)
+try:
+    asyncio.run(reward(prompts=["p"], completions=["c"]))
+except Exception as error:
+    print(error)
+"""
+    for options, said in (
+        ({"timeout": 0.4, "deadline": 30}, "its answer did not end within 0.4 s"),
+        ({"timeout": 30, "deadline": 0.4}, "did not answer 1 requests within 0.4 s"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program.replace("OPTIONS", repr(options)).replace("\\\\", "\\")],
+            capture_output=True, text=True, timeout=25, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]),
+                                                             "NO_PROXY": "127.0.0.1"},
+        )  # fmt: skip
+        assert said in done.stdout, done.stderr

@@ -1,8 +1,10 @@
 """One call of a reward function, of which parts can be asked again."""
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -61,3 +63,25 @@ def ask(func: Callable, call: Call) -> Any:
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+async def in_a_daemon_thread(work: Callable[[], Any]) -> Any:
+    """`work()` without blocking the loop. Unlike a pool's, the thread does not keep the process from ending when it
+    never returns."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[Any] = loop.create_future()
+
+    def settle(method: Callable[[Any], None], value: Any) -> None:
+        if not outcome.done():  # given up
+            method(value)
+
+    def run() -> None:
+        try:
+            method, value = outcome.set_result, work()
+        except BaseException as error:
+            method, value = outcome.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, method, value)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome

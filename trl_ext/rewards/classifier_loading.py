@@ -27,7 +27,7 @@ def load_classifier(
         UserError: it is not there, or its scores would mean nothing.
     """
     try:
-        target = PartialState().device if device is None else torch.device(device)
+        target = PartialState().device if device is None else _device(device)
         adapter = _file(name, "adapter_config.json", options)
         if adapter is None and _file(name, "config.json", options) is None:
             raise UserError(_not_there(name))
@@ -154,3 +154,13 @@ def _label_index(model: Any, label: str | int | None, name: str) -> int:
     if label is None:
         raise UserError(f"reward model {name!r} has {len(names)} labels, which one? Write label: one of {offered}")
     raise UserError(f"reward model {name!r} has no label {label!r}: write one of {offered}")
+
+
+def _device(name: str) -> torch.device:
+    """One that is there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        return device
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+        raise UserError(f"reward_model cannot use the device {name!r} here: write cpu, cuda or cuda:0") from error

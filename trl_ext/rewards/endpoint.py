@@ -4,6 +4,7 @@ import json
 import math
 import os
 import threading
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from trl_ext.errors import UserError
 from trl_ext.rewards.endpoint_errors import EndpointError, cause_of
 from trl_ext.rewards.options import shown
 
+_LARGEST = 64 << 20  # bytes of an answer
 _AGAIN = (429, 500, 502, 503, 504)
 
 
@@ -49,6 +51,7 @@ class Endpoint:
             UserError: what JSON cannot hold, or a token that is gone.
         """
         import requests
+        import urllib3
 
         try:
             body = json.dumps(fields, allow_nan=False).encode()
@@ -56,15 +59,25 @@ class Endpoint:
             raise UserError(f"remote cannot send what JSON cannot hold: {error}") from error
         headers = {"Content-Type": "application/json", **self.headers, **self._authorization()}
         try:
-            response = self._connections().post(
-                self.url, data=body, headers=headers, timeout=self.timeout, allow_redirects=False
-            )
-        except requests.RequestException as error:
+            with self._connections().post(
+                self.url, data=body, headers=headers, timeout=self.timeout, allow_redirects=False, stream=True
+            ) as response:
+                content = self._content(response)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             # `from None`: the traceback of the original shows the URL with its secrets
             raise self._error(cause_of(error, self.timeout)) from None
         if response.status_code != 200:
             raise self._error(_status(response), response.status_code)
-        return self._read(response.content, len(fields["completions"]))
+        return self._read(content, len(fields["completions"]))
+
+    def _content(self, response: Any) -> bytes:
+        """The whole answer, for which there is as much time as for the connection and the first packet."""
+        content, end = b"", time.monotonic() + self.timeout
+        while chunk := response.raw.read1(1 << 16, decode_content=True):  # what is there, without waiting for more
+            content += chunk
+            if time.monotonic() > end or len(content) > _LARGEST:
+                raise self._error(f"its answer did not end within {self.timeout:g} s and {_LARGEST >> 20} MiB")
+        return content
 
     def _read(self, content: bytes, count: int) -> list[float | None]:
         try:

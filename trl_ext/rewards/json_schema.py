@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from trl_ext.rewards.json_text import PLACES, read_json
 from trl_ext.rewards.options import check_choice, check_flag, shown
 from trl_ext.rewards.text import Completion, completion_text
 
+_PATTERN_TIMEOUT = 1.0  # seconds for one text
+
 
 class JsonSchemaReward:
-    """1 where a completion's JSON agrees with a JSON Schema, else 0; 0 without valid JSON.
+    """1 where a completion's JSON agrees with a JSON Schema, else 0; 0 without valid JSON; `None` where a pattern of it
+    takes longer than a second.
 
     The draft is the one that the schema names under `$schema`, 2020-12 by default. `format` is a remark, as the
     standard has it, and not checked. References stay inside the schema: nothing is fetched.
@@ -43,10 +47,10 @@ class JsonSchemaReward:
     def __reduce__(self) -> tuple:
         return type(self), (self.schema, self.where, self.partial)
 
-    def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float]:
+    def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float | None]:
         return [self._score(completion_text(completion)) for completion in completions]
 
-    def _score(self, text: str) -> float:
+    def _score(self, text: str) -> float | None:
         try:
             value = read_json(text, self.where)
         except ValueError:
@@ -55,6 +59,8 @@ class JsonSchemaReward:
             return self._partial(value) if self.partial else float(self._validator.is_valid(value))
         except (ArithmeticError, RecursionError):  # a number too large to divide; nested too deeply to check
             return 0.0
+        except TimeoutError:  # of a pattern
+            return None
 
     def _partial(self, value: Any) -> float:
         faults = list(self._validator.iter_errors(value))
@@ -117,12 +123,37 @@ def _make_validator(schema: dict[str, Any]) -> Any:
             "e.g. {type: object, properties: {name: {type: string}}, required: [name]}"
         )
     _check_references(schema, draft.META_SCHEMA["$schema"])
-    validator = draft(schema, registry=EMPTY_REGISTRY)
+    timed = jsonschema.validators.extend(draft, {"pattern": _pattern, "patternProperties": _pattern_properties})
+    validator = timed(schema, registry=EMPTY_REGISTRY)
     try:
         validator.is_valid({})
     except RecursionError as error:
         raise UserError("json_schema was given a schema that refers to itself without end: mend its $ref") from error
     return validator
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Any:
+    import regex
+
+    return regex.compile(pattern)
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+    """As jsonschema has it, with a time limit."""
+    from jsonschema import ValidationError
+
+    if validator.is_type(instance, "string") and not _compiled(pattern).search(instance, timeout=_PATTERN_TIMEOUT):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+    """As jsonschema has it, with a time limit."""
+    if validator.is_type(instance, "object"):
+        for pattern, subschema in patterns.items():
+            for key, value in instance.items():
+                if _compiled(pattern).search(key, timeout=_PATTERN_TIMEOUT):
+                    yield from validator.descend(value, subschema, path=key, schema_path=pattern)
 
 
 def _check_references(schema: dict[str, Any], draft: str) -> None:

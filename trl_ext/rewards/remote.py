@@ -1,20 +1,24 @@
 """A reward that an HTTP endpoint gives."""
 
 import asyncio
-import os
+import logging
+import math
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.rewards.calls import in_a_daemon_thread
 from trl_ext.rewards.coroutine_object import CoroutineObject
 from trl_ext.rewards.endpoint import Endpoint
 from trl_ext.rewards.endpoint_errors import EndpointError
 from trl_ext.rewards.options import check_count, check_flag, check_number, check_seconds, shown
 from trl_ext.rewards.text import Completion
 
+logger = logging.getLogger(__name__)
+
+_BAD_REQUEST = (400, 413, 422)  # one completion may be at fault
 _CHECK_TIMEOUT = 10.0  # seconds
 _TAKEN = ("prompts", "completions")
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
@@ -86,12 +90,9 @@ class RemoteReward(CoroutineObject):
             response_key=response_key,
             token_env=token_env,
         )
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
+        self._free: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         if check_flag("remote", "check", check):
             self._check()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None}
 
     async def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float | None]:
         fields: dict[str, list] = {
@@ -101,8 +102,7 @@ class RemoteReward(CoroutineObject):
         }
         starts = range(0, len(completions), self.batch_size)
         batches = [{name: rows[i : i + self.batch_size] for name, rows in fields.items()} for i in starts]
-        loop, pool = asyncio.get_running_loop(), self._threads()
-        asked = [loop.run_in_executor(pool, self.endpoint.ask, batch) for batch in batches]
+        asked = [asyncio.ensure_future(self._ask(batch, self._free_requests())) for batch in batches]
         try:
             async with asyncio.timeout(self.deadline) as limit:
                 answers = await asyncio.gather(*asked)
@@ -116,19 +116,53 @@ class RemoteReward(CoroutineObject):
         finally:
             for request in asked:  # those that have not begun
                 request.cancel()
-        return [reward for answer in answers for reward in answer]
+        return self._joined(answers, len(completions))
+
+    async def _ask(self, batch: dict[str, list], free: asyncio.Semaphore) -> list[float | None] | EndpointError:
+        """The rewards of a batch; of one that the endpoint calls a bad request those of each completion alone."""
+        try:
+            async with free:
+                return await in_a_daemon_thread(lambda: self.endpoint.ask(batch))
+        except EndpointError as error:
+            count = len(batch["completions"])
+            if error.status not in _BAD_REQUEST:  # the others of this call would fare no better
+                raise
+            if count == 1:
+                return error
+            alone = [{name: [rows[i]] for name, rows in batch.items()} for i in range(count)]
+            answers = await asyncio.gather(*(self._ask(one, free) for one in alone))
+            if all(isinstance(answer, EndpointError) for answer in answers):
+                return error
+            return [math.nan if isinstance(answer, EndpointError) else answer[0] for answer in answers]
+
+    def _joined(self, answers: list[list[float | None] | EndpointError], count: int) -> list[float | None]:
+        """NaN, which counts as a failure, for completions whose request failed; an error where all did."""
+        errors = [answer for answer in answers if isinstance(answer, EndpointError)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        if errors:
+            logger.warning("%d of %d requests failed: %s", len(errors), len(answers), errors[0])
+        rewards: list[float | None] = []
+        for i, answer in enumerate(answers):
+            left = count - i * self.batch_size
+            rewards += [math.nan] * min(left, self.batch_size) if isinstance(answer, EndpointError) else answer
+        return rewards
+
+    def _free_requests(self) -> asyncio.Semaphore:
+        """One for all calls on an event loop."""
+        loop = asyncio.get_running_loop()
+        if self._free is None or self._free[0] is not loop:
+            self._free = loop, asyncio.Semaphore(self.concurrency)
+        return self._free[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_free": None}
 
     def _columns(self, kwargs: dict[str, Any], count: int) -> dict[str, list]:
         for column in self.columns:
             if not isinstance(kwargs.get(column), list | tuple) or len(kwargs[column]) != count:
                 raise UserError(f"remote needs the dataset column '{column}': add it, or take it out of columns")
         return {column: list(kwargs[column]) for column in self.columns}
-
-    def _threads(self) -> ThreadPoolExecutor:
-        """Of this process: threads do not survive a fork."""
-        if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(self.concurrency, thread_name_prefix="remote_reward")
-        return self._pool[1]
 
     def _check(self) -> None:
         sample: dict[str, list] = {

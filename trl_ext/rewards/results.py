@@ -1,5 +1,6 @@
 """Reads what a reward function returned, and says of an exception what to mend."""
 
+import math
 import traceback
 from itertools import islice
 from numbers import Real
@@ -90,7 +91,11 @@ def _place(error: BaseException) -> str:
 def _number(value: Any) -> float | None:
     if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
         value = value.item()
-    return float(value) if isinstance(value, Real) and -LARGEST <= float(value) <= LARGEST else None
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # a whole number beyond floats
+        return None
+    return number if -LARGEST <= number <= LARGEST else None
 
 
 def _shown(value: Any) -> str:
