@@ -113,9 +113,21 @@ def test_the_default_data_is_the_reviews_beside_which_vader_is_named(recipe, tmp
     seen = []
     monkeypatch.setattr(recipe.RewardTrainer, "train", lambda self, **_: seen.append(self.train_dataset))
     monkeypatch.setattr(recipe.RewardTrainer, "evaluate", lambda self: {"eval_accuracy": 0.5})
-    recipe.main([*CONFIG, "--use_cpu", "true", "--output_dir", str(tmp_path), "--num_pairs", "32"])
+    recipe.main(
+        [
+            *CONFIG,
+            "--use_cpu",
+            "true",
+            "--output_dir",
+            str(tmp_path),
+            "--num_pairs",
+            "32",
+            "--num_degenerate_pairs",
+            "8",
+        ]
+    )
     out = capsys.readouterr().out
-    assert len(seen[0]) == 32
+    assert len(seen[0]) == 40
     assert "held-out accuracy: 0.500, 600 pairs" in out
     assert "VADER on the same pairs: 0.700 (a tie counts half)" in out
 
