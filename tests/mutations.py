@@ -185,7 +185,7 @@ MUTATIONS = [
     (RELIABILITY + "numbers.py", "weight @ (dx * dy)", "dx @ dy", NUMBERS),
     (RELIABILITY + "window.py", "np.where(missing, 0.0, rewards) @ weights", "np.nansum(rewards, axis=1)", NUMBERS),
     (RELIABILITY + "window.py", "totals[missing.all(axis=1)] = np.nan", "pass", NUMBERS),
-    (RELIABILITY + "features.py", "words = words[-_LAST:]", "words = words[:_LAST]", NUMBERS),
+    (RELIABILITY + "features.py", ".rsplit(None, _LAST)", ".split(None, _LAST)", NUMBERS),
     (
         RELIABILITY + "features.py",
         "1 - len(set(pairwise(words))) / pairs",
