@@ -1,5 +1,7 @@
 """The arithmetic of reliability against scipy, numpy and numbers worked out by hand."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -207,3 +209,21 @@ def test_a_spread_that_vanishes_while_the_mean_rests_is_unstable_whatever_the_no
         random = np.random.default_rng(seed)
         means = [*random.normal(0, 0.2, 60), *random.normal(0, 0.005, 60)]
         assert stability_of(means, [1.0] * 60 + [0.025] * 60).part() == 0.0
+
+
+def test_a_fall_that_is_over_is_no_recovery_and_a_rise_is_one():
+    random, series, said = np.random.default_rng(0), GoldSeries(), []
+    for step in range(160):
+        gold = 1.0 if step < 30 or step >= 130 else -1.0
+        proxy = min(step / 20, 2.0)
+        batch = random.normal(proxy, 1.0, 64), random.normal(gold, 1.0, 64)
+        series.add(step, ["p"] * 64, ["c"] * 64, *batch)
+        trend = series.trend()
+        said.append(trend is not None and trend.parted())
+    first = said.index(True)
+    assert 30 < first < 50
+    assert all(said[first:130]) and not any(said[136:])
+
+    copy = GoldSeries()
+    copy.load_state_dict(json.loads(json.dumps(series.state_dict())))
+    assert copy.state_dict() == series.state_dict()

@@ -11,6 +11,8 @@ KEPT = 64  # evaluations
 _LEAST = 6  # evaluations before which no trend is told
 _SURE = 4.0  # standard errors: overlapping windows are looked at often
 _SURE_OF_FEW = 6.0  # over 16 evaluations, which hardly tell how much neighbours err alike
+_DROP = 1.5  # standard deviations: noise of neighbours that err alike at 0.8 spans 1.2
+_LEVEL = 4  # evaluations whose mean is the level of the gold reward
 _FALL = 0.5  # standard deviations of the gold reward
 
 
@@ -24,6 +26,7 @@ class GoldTrend(NamedTuple):
         first_step, last_step: of the evaluations.
         evaluations: how many.
         correlation: Spearman's, of the two over the completions of the latest evaluations; `None` when unknown.
+        dropped: the level of the gold reward lies 1.5 standard deviations below its best while the proxy has risen.
     """
 
     proxy_slope: float
@@ -36,10 +39,11 @@ class GoldTrend(NamedTuple):
     last_step: int
     evaluations: int
     correlation: float | None
+    dropped: bool
 
     def parted(self) -> bool:
         """The proxy rises for sure while the gold reward falls for sure, and by enough to matter."""
-        return (
+        return self.dropped or (
             self.proxy_sure > _SURE
             and self.gold_sure < -(_SURE if self.evaluations > KEPT // 4 else _SURE_OF_FEW)
             and self.gold_change < -_FALL
@@ -48,7 +52,7 @@ class GoldTrend(NamedTuple):
 
     def part(self) -> float:
         """Falls from 1 to 0 while the gold reward falls from 0.25 to 1 standard deviation under a rising proxy."""
-        falls = self.gold_sure < -_SURE and self.proxy_sure > _SURE
+        falls = self.dropped or (self.gold_sure < -_SURE and self.proxy_sure > _SURE)
         return ramp(-self.gold_change, _FALL / 2, 1.0) if falls else 1.0
 
 
@@ -56,13 +60,15 @@ class GoldSeries:
     """Means of both rewards at each evaluation, and the completions of the latest ones.
 
     The trend is judged over the last 64, 32 and 16 evaluations, and the one that says most is given: what was learnt
-    honestly at first does not hide what is hacked later.
+    honestly at first does not hide what is hacked later. Once the two have parted that trend stands until the gold
+    reward has come back by half of what matters: a fall that is over is no recovery.
     """
 
     def __init__(self) -> None:
         # step, completions, proxy mean, proxy variance, gold mean, gold variance
         self.evaluations: deque[tuple[int, int, float, float, float, float]] = deque(maxlen=KEPT)
         self.latest: deque[tuple[int, Any, Any, float, float]] = deque(maxlen=256)
+        self._parted: tuple[GoldTrend, float] | None = None  # the worst trend, and the gold level that is to be reached
 
     def add(self, step: int, prompts: list, completions: list, proxy: np.ndarray, gold: np.ndarray) -> None:
         """One evaluation; both arrays of shape `(completions,)`, NaN where one does not apply."""
@@ -79,7 +85,30 @@ class GoldSeries:
         if len(self.evaluations) < _LEAST:
             return None
         trends = [self._over(size) for size in (KEPT, KEPT // 2, KEPT // 4)]
-        return min(trends, key=lambda trend: (not trend.parted(), trend.gold_change if trend.proxy_change > 0 else 0))
+        found = min(trends, key=lambda trend: (not trend.parted(), trend.gold_change if trend.proxy_change > 0 else 0))
+        levels = np.array([row[4] for row in self.evaluations])
+        if not found.parted():
+            found = self._dropped(levels) or found
+        if self._parted is not None and levels[-_LEVEL:].mean() > self._parted[1]:
+            self._parted = None
+        if found.parted() and (self._parted is None or found.gold_change < self._parted[0].gold_change):
+            before = np.convolve(levels[-found.evaluations :], np.ones(_LEVEL) / _LEVEL, mode="valid").max()
+            scale = found.gold_slope * (found.last_step - found.first_step) / found.gold_change
+            self._parted = found, float(before) - _FALL / 2 * scale
+        return found if self._parted is None else self._parted[0]._replace(correlation=found.correlation)
+
+    def _dropped(self, gold: np.ndarray) -> GoldTrend | None:
+        """The trend since the gold reward was best, where it is so far below that no trend is needed to be sure."""
+        if len(gold) < 2 * _LEVEL:
+            return None
+        mean = np.ones(_LEVEL) / _LEVEL
+        levels, proxies = (np.convolve([row[at] for row in self.evaluations], mean, mode="valid") for at in (4, 2))
+        best = int(np.argmax(levels))
+        scales = [np.mean([row[at] for row in self.evaluations]) ** 0.5 for at in (5, 3)]
+        if min(scales) <= 0 or len(levels) - best < _LEVEL:
+            return None
+        far = levels[best] - levels[-1] > _DROP * scales[0] and proxies[-1] - proxies[best] > _FALL * scales[1]
+        return self._over(len(gold) - best)._replace(dropped=True) if far else None
 
     def _over(self, size: int) -> GoldTrend:
         table = np.array(list(self.evaluations)[-size:], dtype=float)
@@ -95,7 +124,7 @@ class GoldSeries:
         (proxy, proxy_sure, proxy_change), (gold, gold_sure, gold_change) = changes
         return GoldTrend(
             proxy, gold, proxy_sure, gold_sure, proxy_change, gold_change,
-            int(steps[0]), int(steps[-1]), len(steps), self.correlation(),
+            int(steps[0]), int(steps[-1]), len(steps), self.correlation(), False,
         )  # fmt: skip
 
     def correlation(self) -> float | None:
@@ -114,13 +143,16 @@ class GoldSeries:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON. Completions are not in it: the next evaluations bring new ones."""
-        return {"evaluations": [list(row) for row in self.evaluations]}
+        parted = None if self._parted is None else [*self._parted[0], self._parted[1]]
+        return {"evaluations": [list(row) for row in self.evaluations], "parted": parted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.evaluations.clear()
         for step, count, *moments in state["evaluations"]:
             p_mean, p_variance, g_mean, g_variance = map(float, moments)
             self.evaluations.append((int(step), int(count), p_mean, p_variance, g_mean, g_variance))
+        parted = state.get("parted")
+        self._parted = None if parted is None else (GoldTrend(*parted[:-1]), float(parted[-1]))
 
 
 def _standard(values: np.ndarray) -> np.ndarray:
