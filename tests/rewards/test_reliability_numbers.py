@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from trl_ext.rewards.calls import Call
 from trl_ext.rewards.reliability.components import balance, components_of, says, signal
 from trl_ext.rewards.reliability.duplicates import distinct_share, diversity
 from trl_ext.rewards.reliability.features import features
-from trl_ext.rewards.reliability.gold import GoldSeries
+from trl_ext.rewards.reliability.gold import GoldSeries, GoldTrend
 from trl_ext.rewards.reliability.numbers import ramp, ranks, slope, spearman
+from trl_ext.rewards.reliability.probes import probe
 from trl_ext.rewards.reliability.stability import stability_of
 from trl_ext.rewards.reliability.window import totals_of
 
@@ -153,6 +155,7 @@ def test_a_jump_is_measured_in_standard_deviations_and_dated():
     assert found.steps_ago == 20
     assert (found.before, found.after) == pytest.approx((0, 2), abs=0.1)
     assert found.part() == pytest.approx(0.0, abs=0.05)
+    assert stability_of(means, [4.0] * 60).jump == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_steady_rise_is_no_jump_and_fewer_than_16_steps_say_nothing():
@@ -227,3 +230,41 @@ def test_a_fall_that_is_over_is_no_recovery_and_a_rise_is_one():
     copy = GoldSeries()
     copy.load_state_dict(json.loads(json.dumps(series.state_dict())))
     assert copy.state_dict() == series.state_dict()
+
+
+def test_two_rewards_part_only_where_all_of_it_holds():
+    hacked = GoldTrend(0.1, -0.1, 9.0, -9.0, 2.0, -2.0, 1, 99, 40, 0.1, False)
+    assert hacked.parted() and hacked.part() == 0.0
+    for change in (
+        {"proxy_sure": 3.9}, {"gold_sure": -3.9}, {"gold_change": -0.4}, {"proxy_change": 0.4},
+        {"evaluations": 16, "gold_sure": -5.0},
+    ):  # fmt: skip
+        assert not hacked._replace(**change).parted(), change
+        assert hacked._replace(**change, dropped=True).parted()
+    assert hacked._replace(proxy_sure=3.9).part() == 1.0
+    assert hacked._replace(gold_change=-0.625).part() == pytest.approx(0.5)
+
+
+def test_a_slow_fall_after_a_long_rise_is_told():
+    """One standard deviation in the last twenty of sixty evaluations: over all of them the trend is up."""
+    told = 0
+    for seed in range(10):
+        random, series = np.random.default_rng(seed), GoldSeries()
+        for i in range(60):
+            gold = 0.05 * min(i, 40) - 0.06 * max(i - 40, 0)
+            series.add(i, ["p"] * 64, ["c"] * 64, random.normal(0.05 * i, 1.0, 64), random.normal(gold, 1.0, 64))
+        told += series.trend().parted()
+    assert told >= 8
+
+
+def test_without_a_first_score_the_same_is_asked_twice():
+    random = np.random.default_rng(0)
+    call = Call(["p"] * 8, [f"text {i}" for i in range(8)], None, {})
+    probes = probe(call, np.ones(1), lambda call: random.normal(size=(len(call.completions), 1)))
+    # the mean absolute difference of two standard normal numbers is 2 / sqrt(pi)
+    assert probes.consistency["again"].total == pytest.approx(2 / np.sqrt(np.pi), abs=0.6)
+    given = np.full((8, 1), 3.0)
+    assert (
+        probe(call, np.ones(1), lambda call: np.full((len(call.completions), 1), 2.0), given).consistency["again"].total
+        == 1.0
+    )
