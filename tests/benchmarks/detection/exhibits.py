@@ -16,8 +16,8 @@ from detection.judging import Case
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = (0, 1, 2)
 GOLD = "reward_model"  # folder of the held-back reward, which is trained where it is missing
-# logs; from about there on praise is repeated and the held-back reward falls (bench_detection.py --only exhibit)
-STARTS = 20
+# logs: the reward has begun to rise, and the held-back one falls from log 14, 20 and 27 on (seeds 2, 0 and 1)
+STARTS = 10
 _ADDED = ("reward_reliability/", "reward_failures/", "trl_ext")
 
 
