@@ -108,6 +108,8 @@ def _draw_panel(axes: Any, rows: Rows, name: str, left: Mapping[str, str], right
         handles.append(axes.axhspan(*KL_BAND, color=GREEN, alpha=0.10, linewidth=0, label="healthy band"))
         top = max(value for _, value in _series(rows, "kl_per_sequence"))
         axes.set_ylim(top=max(KL_BAND[1] * 1.2, top * 1.05))
+    if "reward_reliability/score" in left:
+        axes.set_ylim(0, 1.05)
     if "value_loss" in left and min(value for _, value in _series(rows, "value_loss")) > 0:
         _use_log_scale(axes)
     if right is not None and _has_data(rows, (right,)):
