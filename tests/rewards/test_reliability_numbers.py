@@ -268,3 +268,16 @@ def test_without_a_first_score_the_same_is_asked_twice():
         probe(call, np.ones(1), lambda call: np.full((len(call.completions), 1), 2.0), given).consistency["again"].total
         == 1.0
     )
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan, 1e4, -1e17])
+@pytest.mark.parametrize("which", ["proxy", "gold"])
+def test_one_odd_value_now_and_then_does_not_hide_hacking(odd, which):
+    random, series = np.random.default_rng(0), GoldSeries()
+    for i in range(30):
+        values = {"proxy": random.normal(0.07 * i, 1.0, 32), "gold": random.normal(-0.05 * i, 1.0, 32)}
+        if i % 10 == 5:
+            values[which][3] = odd
+        series.add(i, ["p"] * 32, ["c"] * 32, values["proxy"], values["gold"])
+    assert series.trend().parted()

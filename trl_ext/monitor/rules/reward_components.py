@@ -12,7 +12,7 @@ from trl_ext.monitor.rules.reward_series import reward_series
 from trl_ext.monitor.statistics import Recent, Start, Statistic, Streak, finite
 
 MOST_FUNCTIONS = 64  # that are followed: more are no reward functions but a mistake
-_PENALTIES = ("penalty", "punish", "overlong", "cost", "violation", "toxic", "repet")
+PENALTIES = ("penalty", "punish", "overlong", "cost", "violation", "toxic", "repet")
 
 
 class Functions(Statistic):
@@ -142,7 +142,7 @@ class DeadRewardComponent(Rule):
 
 
 def _never_earned(name: str, value: float) -> bool:
-    return value < 0 or (value == 0 and not any(word in name.lower() for word in _PENALTIES)) or not name
+    return value < 0 or (value == 0 and not any(word in name.lower() for word in PENALTIES)) or not name
 
 
 class ComponentDominance(Rule):

@@ -7,8 +7,9 @@ import numpy as np
 
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rules.base import Finding
+from trl_ext.monitor.rules.reward_components import PENALTIES
 from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says
-from trl_ext.rewards.reliability.edits import BOUNDS
+from trl_ext.rewards.reliability.edits import BOUNDS, PAYS
 from trl_ext.rewards.reliability.gold import GoldTrend
 from trl_ext.rewards.reliability.stability import Stability
 from trl_ext.rewards.text import completion_text
@@ -161,7 +162,7 @@ def _dead(dead: list[Component], facts: Facts) -> _Found:
     """All of them in one finding; the worst first."""
     if not dead:
         return
-    never = [component for component in dead if component.state == "silent" or component.mean <= 0]
+    never = [c for c in dead if c.state == "silent" or c.mean < 0 or (c.mean == 0 and not _is_penalty(c.name))]
     said = []
     for component in sorted(dead, key=lambda component: component not in never):
         asked = round(component.applies * facts.completions)
@@ -176,6 +177,11 @@ def _dead(dead: list[Component], facts: Facts) -> _Found:
         "reward_funcs: it teaches nothing.",
         {"functions": [component.name for component in dead]},
     )  # fmt: skip
+
+
+def _is_penalty(name: str) -> bool:
+    """By its name: one that is 0 was never due."""
+    return any(word in name.lower() for word in PENALTIES)
 
 
 def _infinite(facts: Facts) -> _Found:
@@ -249,6 +255,8 @@ def _duplicates(facts: Facts) -> _Found:
 def _sensitivity(facts: Facts) -> _Found:
     worst: tuple[float, str, float] | None = None
     for name, bound in BOUNDS.items():
+        if name in PAYS and facts.measures.get("correlation/length", 0.0) > 0.7:
+            continue  # reward_pays_for_length says it
         value = facts.measures.get(f"sensitivity/{name}", float("nan"))
         if not np.isnan(value) and value > bound and (worst is None or value / bound > worst[0]):
             worst = value / bound, name, value

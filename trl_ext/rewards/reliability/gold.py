@@ -72,10 +72,10 @@ class GoldSeries:
 
     def add(self, step: int, prompts: list, completions: list, proxy: np.ndarray, gold: np.ndarray) -> None:
         """One evaluation; both arrays of shape `(completions,)`, NaN where one does not apply."""
-        known = ~(np.isnan(proxy) | np.isnan(gold))
+        known = np.isfinite(proxy) & np.isfinite(gold)
         if not known.any():
             return
-        p, g = proxy[known], gold[known]
+        p, g = _tamed(proxy[known]), _tamed(gold[known])
         self.evaluations.append((step, len(p), float(p.mean()), float(p.var()), float(g.mean()), float(g.var())))
         rows = np.flatnonzero(known)
         self.latest.extend((step, prompts[i], completions[i], float(proxy[i]), float(gold[i])) for i in rows)
@@ -153,6 +153,13 @@ class GoldSeries:
             self.evaluations.append((int(step), int(count), p_mean, p_variance, g_mean, g_variance))
         parted = state.get("parted")
         self._parted = None if parted is None else (GoldTrend(*parted[:-1]), float(parted[-1]))
+
+
+def _tamed(values: np.ndarray) -> np.ndarray:
+    """Outliers moved to 8 robust standard deviations from the median: one of them must not hide a trend."""
+    middle = np.median(values)
+    scale = 1.4826 * float(np.median(np.abs(values - middle)))
+    return np.clip(values, middle - 8 * scale, middle + 8 * scale) if scale > 0 else values
 
 
 def _standard(values: np.ndarray) -> np.ndarray:
