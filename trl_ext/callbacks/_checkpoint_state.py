@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from trl_ext.callbacks._frames import share_with_replaced
 from trl_ext.monitor.strict_json import to_strict_json
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,23 @@ def kept_attributes(state: TrainerState, callback: str) -> list[dict[str, Any]]:
     stored = (state.stateful_callbacks or {}).get(callback) or []
     entries = [entry for entry in (stored if isinstance(stored, list) else [stored]) if isinstance(entry, dict)]
     return [attributes for entry in entries if isinstance(attributes := entry.get("attributes"), dict)]
+
+
+class KeptInTrainerState:
+    """A callback whose exported attribute `kept` is read back from the checkpoint's `trainer_state.json`, there in any
+    case, and not from what Transformers, when asked to restore callbacks, sets on a new object."""
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        return {}
+
+    @kept.setter
+    def kept(self, _: dict[str, Any]) -> None:
+        share_with_replaced(self)  # type: ignore[arg-type]
+
+    def stored(self, state: TrainerState) -> dict[str, Any] | None:
+        """What it exported as `kept` before; `None` where there is nothing."""
+        return next((kept.get("kept") for kept in kept_attributes(state, type(self).__name__)), None)
 
 
 def keep_one(state: TrainerState, callback: str, exported: dict[str, Any]) -> None:

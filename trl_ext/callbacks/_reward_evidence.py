@@ -1,9 +1,6 @@
 """Where the evidence about rewards goes: files beside the monitor's, and tables in TensorBoard and W&B."""
 
-import contextlib
-import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,7 @@ from transformers.integrations import TensorBoardCallback, WandbCallback
 from trl_ext.callbacks._monitored import MonitoredTraining
 from trl_ext.monitor.alert_book import AlertBook
 from trl_ext.monitor.alerts import Alert
-from trl_ext.monitor.files import ALERTS_FILE, LineFile
+from trl_ext.monitor.files import ALERTS_FILE, LineFile, WriteWarning, replace_json
 from trl_ext.monitor.rules.base import Finding, Rule, Verdict
 from trl_ext.monitor.strict_json import to_strict_json
 from trl_ext.rewards.reliability import ReliabilityReport
@@ -78,7 +75,7 @@ class RewardFiles:
 
     def __init__(self, folder: Path, session: int | None) -> None:
         self.folder = folder
-        self._warned = False
+        self._warn = WriteWarning(logger)
         self._alerts = LineFile(folder / ALERTS_FILE, self._warn)
         self._samples = LineFile(folder / SAMPLES_FILE, self._warn)
         self._session = self._alerts.session if session is None else session
@@ -88,26 +85,13 @@ class RewardFiles:
         self._alerts.append(to_strict_json({"session": self._session, "event": event, **alert.to_dict()}))
 
     def report(self, report: ReliabilityReport) -> None:
-        path = self.folder / REPORT_FILE
-        temporary = path.with_suffix(".tmp")
-        try:
-            temporary.write_text(json.dumps(json.loads(to_strict_json(report.to_dict())), indent=2) + "\n")
-            os.replace(temporary, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            self._warn(path, error)
+        replace_json(self.folder / REPORT_FILE, report.to_dict(), self._warn)
         for sample in report.samples:
             self._samples.append(to_strict_json({"seen_at": report.step, **sample}))
 
     def close(self) -> None:
         self._alerts.close()
         self._samples.close()
-
-    def _warn(self, path: Path, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning("Cannot write %s (%s); training goes on, what cannot be written is lost.", path, error)
 
 
 def monitors_of(handler: Any) -> list[MonitoredTraining]:

@@ -60,7 +60,8 @@ class TRLRewards:
         """A collective: every process must ask about equally many completions."""
         ids = call.completion_ids
         if ids is None:
-            ids = [self._tokenize(completion_text(completion)) for completion in call.completions]
+            processing_class = self._trainer.processing_class
+            ids = _token_ids(getattr(processing_class, "tokenizer", processing_class), call)
         with self._quietly():
             gathered = self._original(call.others["inputs"], call.prompts, call.completions, ids)
         return self._own(gathered, len(call.prompts))
@@ -74,10 +75,6 @@ class TRLRewards:
     def _own(self, gathered: Any, count: int) -> np.ndarray:
         start = self._trainer.accelerator.process_index * count
         return gathered[start : start + count].detach().float().cpu().numpy()
-
-    def _tokenize(self, text: str) -> list[int]:
-        processing_class = self._trainer.processing_class
-        return getattr(processing_class, "tokenizer", processing_class)(text, add_special_tokens=False)["input_ids"]
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -114,9 +111,7 @@ class StockRewards:
     def score(self, call: Call) -> np.ndarray:
         call = call._replace(others={})
         if call.completion_ids is None:
-            texts = [completion_text(completion) for completion in call.completions]
-            ids = [self._backbone.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-            call = call._replace(completion_ids=ids)
+            call = call._replace(completion_ids=_token_ids(self._backbone.tokenizer, call))
         return _matrix([ask(_unfailing(function), call) for function in self._backbone.funcs])
 
     def columns(self, call: Call) -> dict[str, list]:
@@ -164,6 +159,12 @@ class _Nothing:
 
     def __call__(self, completions: list, **kwargs: Any) -> list[None]:
         return [None] * len(completions)
+
+
+def _token_ids(tokenizer: Any, call: Call) -> list[list[int]]:
+    """Of edited completions, which have none of their own."""
+    texts = [completion_text(completion) for completion in call.completions]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
 def _matrix(columns: list[list[float | None]]) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trl_ext.callbacks._alert_log import log_alert
 from trl_ext.callbacks._history import MetricsHistory
 from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._system_metrics import SystemMetrics
@@ -17,12 +18,6 @@ from trl_ext.monitor.run_summary import RunSummary
 from trl_ext.monitor.strict_json import to_strict_json
 
 logger = logging.getLogger("trl_ext.monitor")
-
-_LEVELS = {
-    Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING,
-    Severity.ERROR: logging.ERROR, Severity.CRITICAL: logging.CRITICAL,
-}  # fmt: skip
-
 
 SUMMARIZED_AT_ONCE = 100  # news; a run with more waits for its next checkpoint, since the summary holds all alerts
 
@@ -132,16 +127,12 @@ class MonitoredRun:
     def _report(self, files: RunFiles, alert: Alert) -> None:
         if alert.closed is not None:
             files.alert(alert, "recovered")
-            logger.info("%s (step %d) is gone since step %d.", alert.rule, alert.opened, alert.closed)
+            log_alert(logger, alert)
             return
         before, self._told_as[alert.rule] = self._told_as.get(alert.rule), (alert.opened, alert.severity)
         again = before == (alert.opened, alert.severity)  # came back within a few logs: said once
         files.alert(alert, "reopened" if again else "opened" if alert.step == alert.opened else "raised")
-        logger.log(
-            logging.INFO if again else _LEVELS[alert.severity],
-            "[%s] %s at step %d: %s. What to do: %s",
-            alert.severity, alert.rule, alert.step, alert.message, alert.advice,
-        )  # fmt: skip
+        log_alert(logger, alert, again)
 
     def critical_fault(self) -> str | None:
         """What is critical now, in this process."""

@@ -8,8 +8,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState
 
 from trl_ext.callbacks._best import greater_is_better_for, is_better, load_best_model, metric_value
-from trl_ext.callbacks._checkpoint_state import checkpoint_folder, keep_one, kept_attributes
-from trl_ext.callbacks._frames import calling_handler, calling_trainer, share_with_replaced
+from trl_ext.callbacks._checkpoint_state import KeptInTrainerState, checkpoint_folder, keep_one
+from trl_ext.callbacks._frames import calling_handler, calling_trainer
 from trl_ext.callbacks._ranks import from_main_process
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks.stopping import ignores_control
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _KEYS_NAMED = 60
 
 
-class BestCheckpointCallback(TrainerCallback, ExportableState):
+class BestCheckpointCallback(KeptInTrainerState, TrainerCallback, ExportableState):
     """Saves a checkpoint whenever `metric` is better than ever, and loads the best one when training ends.
 
     What `load_best_model_at_end` and `EarlyStoppingCallback` of Transformers do for evaluations, this does for any
@@ -71,16 +71,6 @@ class BestCheckpointCallback(TrainerCallback, ExportableState):
         self._waited = 0
         self._keys: set[Any] = set()
         self._training = False
-
-    @property
-    def kept(self) -> dict[str, Any]:
-        """Set by Transformers, when asked to restore callbacks, on a new object; what it holds is read from the
-        checkpoint's `trainer_state.json` instead, which is there in any case."""
-        return {}
-
-    @kept.setter
-    def kept(self, _: dict[str, Any]) -> None:
-        share_with_replaced(self)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         handler = calling_handler(self)
@@ -136,7 +126,7 @@ class BestCheckpointCallback(TrainerCallback, ExportableState):
 
     def _resume(self, state: TrainerState) -> None:
         """Transformers has read its own fields; they may be of another metric."""
-        kept = next((kept.get("kept") for kept in kept_attributes(state, type(self).__name__)), None) or {}
+        kept = self.stored(state) or {}
         if state.global_step > 0 and kept.get("metric") == self._metric and state.best_metric is not None:
             self._waited = kept["waited"]
             self.best = {"step": state.best_global_step, "value": state.best_metric,

@@ -10,8 +10,9 @@ import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from trl_ext.callbacks._checkpoint_state import keep_one, kept_attributes
-from trl_ext.callbacks._frames import calling_handler, calling_trainer, share_with_replaced
+from trl_ext.callbacks._alert_log import log_alert
+from trl_ext.callbacks._checkpoint_state import KeptInTrainerState, keep_one
+from trl_ext.callbacks._frames import calling_handler, calling_trainer
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._monitored import MonitoredTraining
 from trl_ext.callbacks._order import move_before_reporting
@@ -25,7 +26,7 @@ from trl_ext.callbacks._reward_evidence import (
 )
 from trl_ext.callbacks._reward_failures import checked_rewards, keep_failures
 from trl_ext.callbacks._reward_source import StockRewards, TRLRewards, reward_source, undisturbed
-from trl_ext.callbacks._run import _LEVELS, is_training_log
+from trl_ext.callbacks._run import is_training_log
 from trl_ext.callbacks._slots import own_folder
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert
@@ -40,7 +41,7 @@ from trl_ext.rewards.reliability.probes import probe
 logger = logging.getLogger("trl_ext.rewards")
 
 
-class RewardReliabilityCallback(TrainerCallback, ExportableState):
+class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableState):
     """Judges the reward functions of a run while it trains; works on GRPO, RLOO, our trainers, and on stock PPO with
     `as_reward_model`.
 
@@ -210,7 +211,7 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
                 reliability.observe_probe_set(self._probe_set.score(source.score), self._probe_set.truth)
 
     def _look(self, reliability: RewardReliability, with_evidence: bool) -> None:
-        self._report = report = reliability.report(self._numbers["num_samples"] if with_evidence else 0)
+        self._report = report = reliability.report(samples=0)
         known = {f"reward_reliability/{name}": value for name, value in report.parts.items() if value is not None}
         if report.score is not None:
             self._latest |= {"reward_reliability/score": report.score, **known}
@@ -223,18 +224,12 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
             self._tell(alert)
         serious = any(alert.closed is None and alert.severity >= "warning" for alert in news)
         if with_evidence or serious:
-            self._write(reliability)
+            self._write(reliability, report)
 
     def _tell(self, alert: Alert) -> None:
         if self._files is not None:
             self._files.alert(alert)
-        if alert.closed is not None:
-            logger.info("%s (step %d) is gone since step %d.", alert.rule, alert.opened, alert.closed)
-        else:
-            logger.log(
-                _LEVELS[alert.severity], "[%s] %s at step %d: %s. What to do: %s",
-                alert.severity, alert.rule, alert.step, alert.message, alert.advice,
-            )  # fmt: skip
+        log_alert(logger, alert)
         self._notify(alert)
 
     @never_raises
@@ -244,11 +239,11 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
             self._on_alert(alert)
 
     @never_raises
-    def _write(self, reliability: RewardReliability) -> None:
+    def _write(self, reliability: RewardReliability, report: ReliabilityReport) -> None:
+        report.samples = reliability.samples(self._numbers["num_samples"])
         if self._files is not None:
-            self._report = reliability.report(self._numbers["num_samples"])
-            self._files.report(self._report)
-            show_samples(self._handler, self._report)
+            self._files.report(report)
+            show_samples(self._handler, report)
 
     @never_raises
     def on_log(
@@ -276,18 +271,8 @@ class RewardReliabilityCallback(TrainerCallback, ExportableState):
         known = self._reliability.state_dict() if self._reliability is not None else None
         return {"args": dict(self._numbers), "attributes": {"kept": known}}
 
-    @property
-    def kept(self) -> dict[str, Any]:
-        """Set by Transformers, when asked to restore callbacks, on a new object; what it holds is read from the
-        checkpoint's `trainer_state.json` instead, which is there in any case."""
-        return {}
-
-    @kept.setter
-    def kept(self, _: dict[str, Any]) -> None:
-        share_with_replaced(self)
-
     def _resume(self, state: TrainerState) -> None:
-        stored = next((kept.get("kept") for kept in kept_attributes(state, type(self).__name__)), None)
+        stored = self.stored(state)
         if state.global_step > 0 and stored and self._reliability is not None:
             try:
                 self._reliability.load_state_dict(stored)

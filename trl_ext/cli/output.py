@@ -8,11 +8,6 @@ WRONG_INPUT, ALERTS = 2, 3  # exit codes; 0 is success
 FAIL_ON = [severity.value for severity in Severity if severity > Severity.INFO]
 
 
-def one_line(error: Exception) -> str:
-    """Its message, cut to 200 characters."""
-    return " ".join(str(error).split())[:200]
-
-
 def complain(message: str) -> int:
     """Prints one line, and returns the exit code."""
     print(f"trl-ext: error: {' '.join(message.split())}", file=sys.stderr)

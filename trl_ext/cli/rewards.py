@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from trl_ext.cli.output import ALERTS, FAIL_ON, one_line
+from trl_ext.cli.output import ALERTS, FAIL_ON
 from trl_ext.errors import UserError
 from trl_ext.monitor.strict_json import to_strict_json
 
@@ -112,8 +112,8 @@ def _scores(
     from trl_ext.rewards.reliability.window import totals_of
     from trl_ext.rewards.text import completion_text
 
-    ids: list | None = [row.get("completion_ids") for row in rows]
-    if ids is None or None in ids:
+    ids: Any = [row.get("completion_ids") for row in rows]
+    if None in ids:
         tokenize = _tokenize(model)
         ids = None if tokenize is None else tokenize(list(map(completion_text, completions)))
     call = Call([row.get("prompt", "") for row in rows], completions, ids, columns)
@@ -129,12 +129,14 @@ def _tokenize(model: str | None) -> Callable[[list[str]], list[list[int]]] | Non
     with contextlib.redirect_stdout(sys.stderr):  # some integrations announce themselves
         from transformers import AutoTokenizer
 
-        from trl_ext.configuration import model_path
+        from trl_ext.configuration.mistakes import model_path, one_line
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(model_path(model))
         except (OSError, ValueError) as error:
-            print(f"trl-ext: no tokenizer of {model}, so tokens are not counted: {one_line(error)}", file=sys.stderr)
+            print(
+                f"trl-ext: no tokenizer of {model}, so tokens are not counted: {one_line(error, 200)}", file=sys.stderr
+            )
             return None
     return lambda texts: tokenizer(texts)["input_ids"]
 

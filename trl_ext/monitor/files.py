@@ -22,6 +22,31 @@ SESSIONS_KEPT = 50  # before the present one, in `facts.json`
 _TAIL_BYTES = 1 << 16
 
 
+class WriteWarning:
+    """Says the first time that something cannot be written."""
+
+    def __init__(self, logger: logging.Logger):
+        self._logger = logger
+        self._said = False
+
+    def __call__(self, path: Path, error: OSError) -> None:
+        if not self._said:
+            self._said = True
+            self._logger.warning("Cannot write %s (%s); training goes on, what cannot be written is lost.", path, error)
+
+
+def replace_json(path: Path, content: dict[str, Any], on_error: Callable[[Path, OSError], None]) -> None:
+    """Writes strict JSON in one move, so that a reader never sees half of it; never raises."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(json.dumps(json.loads(to_strict_json(content)), indent=2) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        on_error(path, error)
+
+
 class LineFile:
     """Appends lines to a file, each in one write, and never raises.
 
@@ -82,7 +107,7 @@ class RunFiles:
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
-        self._warned = False
+        self._warn = WriteWarning(logger)
         self.closed = False
         self._metrics = LineFile(self.folder / METRICS_FILE, self._warn)
         self._alerts = LineFile(self.folder / ALERTS_FILE, self._warn)
@@ -106,32 +131,16 @@ class RunFiles:
             earlier = before.pop("earlier", {})
             if type(session := before.pop("session", None)) is int and isinstance(earlier, dict):
                 earlier = dict([*earlier.items(), (str(session), before)][-SESSIONS_KEPT:])
-        self._replace(FACTS_FILE, {**facts, "session": self.session, "earlier": earlier, "monitor": options})
+        content = {**facts, "session": self.session, "earlier": earlier, "monitor": options}
+        replace_json(self.folder / FACTS_FILE, content, self._warn)
 
     def summary(self, summary: dict[str, Any]) -> None:
-        self._replace(SUMMARY_FILE, summary)
-
-    def _replace(self, name: str, content: dict[str, Any]) -> None:
-        """In one move, so that a reader never sees half of it."""
-        path = self.folder / name
-        temporary = path.with_suffix(".tmp")
-        try:
-            temporary.write_text(json.dumps(json.loads(to_strict_json(content)), indent=2) + "\n")
-            os.replace(temporary, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            self._warn(path, error)
+        replace_json(self.folder / SUMMARY_FILE, summary, self._warn)
 
     def close(self) -> None:
         self.closed = True
         self._metrics.close()
         self._alerts.close()
-
-    def _warn(self, path: Path, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning("Cannot write %s (%s); training goes on, what cannot be written is lost.", path, error)
 
 
 def _tail(path: Path) -> bytes:

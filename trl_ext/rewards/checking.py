@@ -69,7 +69,7 @@ class CheckedReward:
     """
 
     def __new__(cls, func: Callable, *args: Any, **kwargs: Any) -> Any:
-        if _is_module(func):
+        if is_module(func):
             return func
         return super().__new__(_AsyncCheckedReward if is_async(func) else cls)
 
@@ -240,7 +240,8 @@ def is_async(func: Callable) -> bool:
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
 
 
-def _is_module(func: Any) -> bool:
+def is_module(func: Any) -> bool:
+    """Whether it is an `nn.Module`, without importing torch."""
     torch = sys.modules.get("torch")  # whoever holds a module has imported torch
     return torch is not None and isinstance(func, torch.nn.Module)
 

@@ -3,13 +3,12 @@
 import asyncio
 import inspect
 import math
-import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call
-from trl_ext.rewards.checking import callable_name, is_async
+from trl_ext.rewards.checking import callable_name, is_async, is_module
 from trl_ext.rewards.coroutine_object import CoroutineObject
 from trl_ext.rewards.options import shown
 from trl_ext.rewards.results import read_result
@@ -83,8 +82,7 @@ def awaiting(cls: type[Combinator]) -> type[Combinator]:
 
 def check_reward(reward: str, option: str, func: Any) -> Callable:
     """A function that can be called with completions."""
-    torch = sys.modules.get("torch")  # whoever holds a module has imported torch
-    if torch is not None and isinstance(func, torch.nn.Module):
+    if is_module(func):
         raise UserError(f"{reward} cannot call the model in {option} itself: name the reward 'reward_model' there")
     if not callable(func):
         raise UserError(

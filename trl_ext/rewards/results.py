@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.failures import Failure
+from trl_ext.rewards.options import shown
 from trl_ext.rewards.time_limit import TimeLimitError
 
 
@@ -99,7 +100,7 @@ def _number(value: Any) -> float | None:
 
 
 def _shown(value: Any) -> str:
-    return f"{one_line(repr(value), 60)} ({type(value).__name__})"
+    return f"{shown(value)} ({type(value).__name__})"
 
 
 def one_line(text: str, limit: int = 200) -> str:

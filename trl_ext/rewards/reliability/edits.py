@@ -1,7 +1,7 @@
 """Small changes of a completion that should not change its worth, and reasoning taken out of it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from trl_ext.rewards.text import Completion, completion_text
 
@@ -25,6 +25,15 @@ EDITS: dict[str, Callable[[str], str | None]] = {
 PAYS = frozenset({"appended", "doubled"})
 # In standard deviations of the reward, mean over the probes: more is told.
 BOUNDS = {"whitespace": 0.1, "case": 0.5, "appended": 0.5, "doubled": 1.0}
+
+LENGTH_PAYS = 0.7  # rank correlation of reward and length: half of the reward's order is that of the length
+
+
+def bounds_for(measures: Mapping[str, float]) -> dict[str, float]:
+    """`BOUNDS` of the edits that are judged. Of a measure of length, more text is more reward: that is told once, as
+    such."""
+    length_pays = measures.get("correlation/length", 0.0) > LENGTH_PAYS
+    return {name: bound for name, bound in BOUNDS.items() if not (length_pays and name in PAYS)}
 
 
 def edited(completion: Completion, edit: Callable[[str], str | None]) -> Completion:

@@ -9,7 +9,7 @@ from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rules.base import Finding
 from trl_ext.monitor.rules.reward_components import PENALTIES
 from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says
-from trl_ext.rewards.reliability.edits import BOUNDS, PAYS
+from trl_ext.rewards.reliability.edits import BOUNDS, PAYS, bounds_for
 from trl_ext.rewards.reliability.gold import GoldTrend
 from trl_ext.rewards.reliability.stability import Stability
 from trl_ext.rewards.text import completion_text
@@ -52,7 +52,6 @@ class Facts(NamedTuple):
     components: list[Component]
     measures: dict[str, float]
     completions: int
-    seen: int
     counted: int
     stability: Stability | None
     gold: GoldTrend | None
@@ -254,9 +253,7 @@ def _duplicates(facts: Facts) -> _Found:
 
 def _sensitivity(facts: Facts) -> _Found:
     worst: tuple[float, str, float] | None = None
-    for name, bound in BOUNDS.items():
-        if name in PAYS and facts.measures.get("correlation/length", 0.0) > 0.7:
-            continue  # reward_pays_for_length says it
+    for name, bound in bounds_for(facts.measures).items():
         value = facts.measures.get(f"sensitivity/{name}", float("nan"))
         if not np.isnan(value) and value > bound and (worst is None or value / bound > worst[0]):
             worst = value / bound, name, value
@@ -265,7 +262,7 @@ def _sensitivity(facts: Facts) -> _Found:
     times, name, value = worst
     what, advice = _OFFSETS[name]
     function = facts.moved_most[f"sensitivity/{name}"]
-    verb = "raises" if name in ("appended", "doubled") else "moves"
+    verb = "raises" if name in PAYS else "moves"
     yield "reward_sensitive", Finding(
         Severity.WARNING if times > 2 else Severity.INFO, _METRIC + "robustness", value,
         f"{what} {verb} the reward by {value:.2g} standard deviations on average (bound {BOUNDS[name]:g}, "

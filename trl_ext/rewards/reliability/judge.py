@@ -9,7 +9,7 @@ import numpy as np
 from trl_ext.errors import UserError
 from trl_ext.rewards.reliability import components as of_components
 from trl_ext.rewards.reliability.duplicates import LEAST, distinct_share, diversity, repeats_by_nature
-from trl_ext.rewards.reliability.edits import BOUNDS, PAYS
+from trl_ext.rewards.reliability.edits import LENGTH_PAYS, bounds_for
 from trl_ext.rewards.reliability.features import features
 from trl_ext.rewards.reliability.findings import Facts, findings_of
 from trl_ext.rewards.reliability.gold import GoldSeries
@@ -20,12 +20,11 @@ from trl_ext.rewards.reliability.stability import stability_of
 from trl_ext.rewards.reliability.window import RewardWindow, totals_of
 from trl_ext.rewards.text import Completion, completion_text, prompt_text
 
-_LENGTH = 0.7  # rank correlation: half of the reward's order is that of the length
 LOOKED_AT = 128  # completions of the window whose text is read for a report: bounds its time
 
 
 class RewardReliability:
-    """Feed it with `observe` (and `observe_gold`, `observe_probes`, `observe_agreement` where there are such), ask for
+    """Feed it with `observe` (and `observe_gold`, `observe_probes`, `observe_probe_set` where there are such), ask for
     a `report`.
 
     Args:
@@ -102,7 +101,7 @@ class RewardReliability:
             facts.components,
             facts.measures,
             found,
-            self._samples(totals, samples) if samples else [],
+            self.samples(samples),
         )
 
     def forget_infinities(self) -> None:
@@ -136,7 +135,7 @@ class RewardReliability:
         stability = stability_of(self.window.step_means, self.window.step_stds)
         if stability is not None:
             measures |= {f"stability/{name}": float(value) for name, value in stability._asdict().items()}
-        scale = self._scale(max(std, start.get("std_start", 0.0)))
+        scale = _scale(max(std, start.get("std_start", 0.0)), rewards)
         for kind, effects in self._effects().items():
             measures |= {f"{kind}/{name}": effect.total / scale for name, effect in effects.items()}
         if max((v for k, v in measures.items() if k.startswith("consistency/")), default=0.0) > 0.05:
@@ -147,7 +146,7 @@ class RewardReliability:
             measures |= {f"gold/{name}": float(v) for name, v in gold._asdict().items() if v is not None}
         _add(measures, "probe_set/correlation", self._probe_set)
         return Facts(
-            names, components, measures, len(self.window), self.window.seen, len(known), stability, gold,
+            names, components, measures, len(self.window), len(known), stability, gold,
             self._moved_most(), self.gold.examples(3) if gold is not None else [],
             self._probes.scored if self._probes else 0,
         )  # fmt: skip
@@ -161,13 +160,6 @@ class RewardReliability:
         self._start["std_start"] = std
         self._start["distinct_start"] = distinct_share(completions) if by_nature else 1.0
         return self._start
-
-    def _scale(self, std: float) -> float:
-        """What one standard deviation is, at the start or now: once a reward is at its limit, the smallest edit is many
-        of the present ones. Where all rewards are equal, the size of the reward itself."""
-        rewards = self.window.rewards()
-        known = np.abs(rewards[~np.isnan(rewards)])
-        return std if std > 0 else max(float(known.mean()) if len(known) else 0.0, 1.0)
 
     def _effects(self) -> dict[str, dict[str, Effect]]:
         if self._probes is None:
@@ -191,10 +183,7 @@ class RewardReliability:
             parts["stability"] = facts.stability.part()
         if consistency := [v for k, v in m.items() if k.startswith("consistency/") and not np.isnan(v)]:
             parts["consistency"] = ramp(max(consistency), 0.02, 0.5)
-        # of a measure of length, more text is more reward: that is said once, by independence
-        length_pays = m.get("correlation/length", 0.0) > _LENGTH
-        asked = {name: bound for name, bound in BOUNDS.items() if not (length_pays and name in PAYS)}
-        sensitivity = [m.get(f"sensitivity/{name}", np.nan) / bound for name, bound in asked.items()]
+        sensitivity = [m.get(f"sensitivity/{name}", np.nan) / bound for name, bound in bounds_for(m).items()]
         if not np.isnan(sensitivity).all():
             parts["robustness"] = ramp(float(np.nanmax(sensitivity)), 1.0, 3.0)
         if facts.completions >= LEAST:
@@ -204,7 +193,7 @@ class RewardReliability:
             # a reward may well ask for brevity or for length, so only what is hardly anything else counts
             shortcuts = [abs(m.get("correlation/length", 0.0)), m.get("correlation/repetition", 0.0)]
             if m["std"] > 0:
-                parts["independence"] = ramp(max(shortcuts), _LENGTH, 0.97)
+                parts["independence"] = ramp(max(shortcuts), LENGTH_PAYS, 0.97)
         if "distinct" in m:
             parts["diversity"] = diversity(m["distinct"], m["distinct_start"])
         agreement = [facts.gold.part()] if facts.gold is not None else []
@@ -214,8 +203,11 @@ class RewardReliability:
             parts["agreement"] = min(agreement)
         return parts
 
-    def _samples(self, totals: np.ndarray, count: int) -> list[dict[str, Any]]:
-        rows = self.window.rows()
+    def samples(self, count: int) -> list[dict[str, Any]]:
+        """The evidence: `count` of the best, of the worst, and of each kind of suspicious completions."""
+        if not count:
+            return []
+        rows, totals = self.window.rows(), totals_of(self.window.rewards(), self.window.weights)
         known = np.flatnonzero(~np.isnan(totals))
         if not len(known):
             return []
@@ -264,6 +256,15 @@ class RewardReliability:
         self._highest = np.array([-np.inf if value is None else float(value) for value in state["highest"]])
         self._lowest = np.array([np.inf if value is None else float(value) for value in state["lowest"]])
         self.window.seen = int(state["seen"])
+
+
+def _scale(std: float, rewards: np.ndarray) -> float:
+    """What one standard deviation is, at the start or now: once a reward is at its limit, the smallest edit is many of
+    the present ones. Where all rewards are equal, the size of the reward itself."""
+    if std > 0:
+        return std
+    known = np.abs(rewards[~np.isnan(rewards)])
+    return max(float(known.mean()) if len(known) else 0.0, 1.0)
 
 
 def _spread(count: int) -> list[int]:

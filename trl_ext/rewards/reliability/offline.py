@@ -67,17 +67,19 @@ def check_completions(
         UserError: no rows, or a row without what is needed.
     """
     reader, reliability, last = _Reader(where), None, None
+    functions = [f if isinstance(f, CheckedReward) else CheckedReward(f) for f in reward_funcs or ()]
 
     def score(call: Call) -> np.ndarray:
-        assert reward_funcs
-        return _scores(reward_funcs, call, tokenize)
+        if call.completion_ids is None and tokenize is not None:
+            call = call._replace(completion_ids=tokenize(list(map(completion_text, call.completions))))
+        return np.array([ask(function, call) for function in functions], dtype=float).T
 
     for step, batch in reader.batches(rows):
         call = _call(batch, reader)
-        names = [f.__name__ for f in reward_funcs] if reward_funcs else _names(batch[0], reader)
         if reliability is None:
+            names = [function.__name__ for function in functions] or _names(batch[0], reader)
             reliability = RewardReliability(names, weights, window)
-        given = score(call) if reward_funcs else _given(batch, reliability.window.names, reader)
+        given = score(call) if functions else _given(batch, reliability.window.names, reader)
         reliability.observe(step, call.prompts, call.completions, given)
         gold = ask(gold_reward, call) if gold_reward is not None else [row.get("gold") for row in batch]
         golden = np.array([value if _is_number(value) else np.nan for value in gold], dtype=float)
@@ -85,10 +87,10 @@ def check_completions(
         last = call
     if reliability is None or last is None:
         raise UserError(f"{where} has no completions")
-    if reward_funcs and num_probes:
+    if functions and num_probes:
         count = min(num_probes, len(last.completions))
         reliability.observe_probes(probe(last.take(range(count)), reliability.window.weights, score))
-    if reward_funcs and probe_set is not None:
+    if functions and probe_set is not None:
         reliability.observe_probe_set(probe_set.score(lambda call: score(_with_columns(call))), probe_set.truth)
     return reliability.report()
 
@@ -106,15 +108,6 @@ def _with_columns(call: Call) -> Call:
     """The rows of a probe set as the columns that reward functions take."""
     rows = call.others["inputs"]
     return call._replace(others={key: [row.get(key) for row in rows] for key in rows[0] if key != "prompt"})
-
-
-def _scores(
-    reward_funcs: Sequence[Callable], call: Call, tokenize: Callable[[list[str]], list[list[int]]] | None
-) -> np.ndarray:
-    checked = [f if isinstance(f, CheckedReward) else CheckedReward(f) for f in reward_funcs]
-    if call.completion_ids is None and tokenize is not None:
-        call = call._replace(completion_ids=tokenize(list(map(completion_text, call.completions))))
-    return np.array([ask(func, call) for func in checked], dtype=float).T
 
 
 def _names(row: dict[str, Any], reader: _Reader) -> list[str]:
