@@ -219,7 +219,8 @@ def test_what_cannot_be_learnt_anew_survives_a_resume(tmp_path):
     second = build()
     trainer = grpo(tmp_path, vowels, second, save_strategy="steps", save_steps=2)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [row[0] for row in second._reliability.gold.evaluations] == [1, 2, 3, 4]
+    (evaluation,) = second._reliability.gold.evaluations  # those of five steps are one
+    assert (evaluation.first, evaluation.step, evaluation.completions) == (1, 2.5, 4 * 32)
     assert second._reliability.window.seen == first._reliability.window.seen == 128
 
 
@@ -232,7 +233,8 @@ def test_restored_by_transformers_it_still_holds_its_functions(tmp_path):
     second = build()
     trainer = grpo(tmp_path, vowels, second, restore_callback_states_from_checkpoint=True, **changes)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert [row[0] for row in second._reliability.gold.evaluations] == [1, 2, 3, 4]
+    (evaluation,) = second._reliability.gold.evaluations  # those of five steps are one
+    assert (evaluation.first, evaluation.step, evaluation.completions) == (1, 2.5, 4 * 32)
 
 
 def test_it_can_be_pickled_before_and_after_a_run(tmp_path):
@@ -293,7 +295,8 @@ def test_an_endpoint_that_is_down_is_not_asked_a_dozen_times_more(tmp_path):
 
     callback = RewardReliabilityCallback(evaluate_every=1, rescore_every=1)
     grpo(tmp_path, [vowels, CheckedReward(hangs, timeout=0.1)], callback).train()
-    assert calls == [32] * 4
+    # three times it is asked who of them is at fault, and given up after four
+    assert calls == [32, 1, 1, 1, 1] * 3 + [32]
 
 
 def test_what_on_alert_raises_keeps_no_alert_from_the_file(tmp_path):

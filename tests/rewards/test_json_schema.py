@@ -3,10 +3,12 @@ import pickle
 import time
 import urllib.request
 
+import jsonschema
 import pytest
 from referencing.exceptions import Unresolvable
 
 from trl_ext.errors import UserError
+from trl_ext.rewards import CheckedReward
 from trl_ext.rewards.json_schema import JsonSchemaReward
 
 FILM = {
@@ -125,7 +127,12 @@ def test_nothing_is_fetched(monkeypatch):
         ({"type": "objekt"}, r"was given what is no JSON Schema, at \$.type: 'objekt' is not valid"),
         ({"required": "title"}, r"no JSON Schema, at \$.required: 'title' is not of type 'array'"),
         ({"properties": {"a": {"properties": 5}}}, r"no JSON Schema, at \$.properties.a.properties: 5 is not of type"),
-        ({"pattern": "("}, r"no JSON Schema, at \$.pattern: '\(' is not a 'regex'"),
+        ({"pattern": "("}, r"cannot read the pattern '\('"),
+        ({"allOf": [{"patternProperties": {"(": {}}}]}, r"cannot read the pattern '\('"),
+        (
+            {"unevaluatedProperties": False, "allOf": [{"patternProperties": {"a": {}}}]},
+            "takes no unevaluatedProperties beside patternProperties",
+        ),
         (
             {"title": "string", "rating": "number"},
             "a schema that asks for nothing, .*: name the fields under",
@@ -179,15 +186,39 @@ def test_pickles_with_the_schema_of_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "schema", [{"properties": {"a": {"pattern": "^(a|aa)+$"}}}, {"patternProperties": {"^(a|aa)+$": False}}]
+    "schema",
+    [
+        {"properties": {"a": {"pattern": "^(a|aa)+$"}}},
+        {"patternProperties": {"^(a|aa)+$": False}},
+        # listed first: its own look at the patterns needs a limit, too
+        {"additionalProperties": True, "patternProperties": {"^(a|aa)+$": True}},
+    ],
 )
 def test_a_catastrophic_pattern_costs_that_text_its_reward_and_not_the_batch(schema, monkeypatch):
     monkeypatch.setattr("trl_ext.rewards.json_schema._PATTERN_TIMEOUT", 0.2)
     long = "a" * 60 + "!"
     bad = json.dumps({"a": long} if "properties" in schema else {long: 1})
     started = time.monotonic()
-    assert JsonSchemaReward(schema)(prompts=[""] * 2, completions=[bad, '{"b": 1}']) == [None, 1.0]
+    checked = CheckedReward(JsonSchemaReward(schema))
+    assert checked(prompts=[""] * 2, completions=[bad, '{"b": 1}']) == [None, 1.0]
+    assert checked.failures == 1
     assert time.monotonic() - started < 20
+
+
+def test_a_pattern_may_use_what_re_cannot():
+    assert score('"été"', {"pattern": r"^\p{L}+$"}) == 1.0
+    assert score('"e1"', {"pattern": r"^\p{L}+$"}) == 0.0
+
+
+@pytest.mark.parametrize("additional", [True, False, {"type": "number"}, {"required": ["x"]}])
+@pytest.mark.parametrize("named", [{}, {"a": {"type": "string"}}])
+@pytest.mark.parametrize("patterns", [{}, {"^n_": {"type": "number"}, "z$": {}}])
+def test_additional_properties_are_what_jsonschema_has_them(additional, named, patterns):
+    schema = {"additionalProperties": additional, "properties": named, "patternProperties": patterns}
+    schema = {key: value for key, value in schema.items() if value != {}}
+    values = ({}, {"a": "x"}, {"a": 1}, {"n_1": 1}, {"n_1": "x"}, {"b": 2}, {"b": {"x": 1}}, {"bz": "y", "a": "x"}, [1])
+    theirs = [float(jsonschema.Draft202012Validator(schema).is_valid(value)) for value in values]
+    assert [score(json.dumps(value), schema) for value in values] == theirs
 
 
 def test_patterns_mean_what_they_did():

@@ -10,7 +10,8 @@ from trl_ext.rewards.calls import Call
 from trl_ext.rewards.reliability.components import balance, components_of, says, signal
 from trl_ext.rewards.reliability.duplicates import distinct_share, diversity
 from trl_ext.rewards.reliability.features import features
-from trl_ext.rewards.reliability.gold import GoldSeries, GoldTrend
+from trl_ext.rewards.reliability.gold import GoldSeries
+from trl_ext.rewards.reliability.gold_trend import GoldTrend
 from trl_ext.rewards.reliability.numbers import ramp, ranks, slope, spearman
 from trl_ext.rewards.reliability.probes import probe
 from trl_ext.rewards.reliability.stability import stability_of
@@ -150,26 +151,26 @@ def test_a_saturated_function_neither_leads_nor_is_lost():
 def test_a_jump_is_measured_in_standard_deviations_and_dated():
     random = np.random.default_rng(0)
     means = [*random.normal(0, 0.05, 40), *random.normal(2, 0.05, 20)]
-    found = stability_of(means, [1.0] * 60)
+    found = stability_of(range(1, len(means) + 1), means, [1.0] * 60)
     assert found.jump == pytest.approx(2.0, abs=0.1)
-    assert found.steps_ago == 20
+    assert found.step == 41
     assert (found.before, found.after) == pytest.approx((0, 2), abs=0.1)
     assert found.part() == pytest.approx(0.0, abs=0.05)
-    assert stability_of(means, [4.0] * 60).jump == pytest.approx(0.5, abs=0.05)
+    assert stability_of(range(1, len(means) + 1), means, [4.0] * 60).jump == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_steady_rise_is_no_jump_and_fewer_than_16_steps_say_nothing():
     random = np.random.default_rng(0)
-    found = stability_of([0.1 * i + random.normal(0, 0.05) for i in range(60)], [1.0] * 60)
+    found = stability_of(range(60), [0.1 * i + random.normal(0, 0.05) for i in range(60)], [1.0] * 60)
     assert found.jump == 0.0 and found.drift == pytest.approx(5.2, abs=0.1) and found.part() == 1.0
-    assert stability_of([0.0] * 15, [1.0] * 15) is None
+    assert stability_of(range(15), [0.0] * 15, [1.0] * 15) is None
 
 
 @pytest.mark.parametrize(("spread", "part"), [(4.0, 1.0), (np.sqrt(80.0), 0.5), (20.0, 0.0), (1 / 20, 0.0)])
 def test_a_spread_that_changes_counts_by_its_factor(spread, part):
     random = np.random.default_rng(0)
     means = random.normal(0, 0.01, 40) - np.arange(40) * 1e-4  # without a rise, a smaller spread is no learning
-    found = stability_of(means, [1.0] * 20 + [float(spread)] * 20)
+    found = stability_of(range(1, len(means) + 1), means, [1.0] * 20 + [float(spread)] * 20)
     assert found.part() == pytest.approx(part, abs=1e-6)
 
 
@@ -198,20 +199,20 @@ def test_examples_are_those_the_two_rewards_part_about_most():
 def test_fast_learning_is_no_jump(steps_to_learn, seed):
     random = np.random.default_rng(seed)
     means = 1 / (1 + np.exp(-(np.arange(80) - 40) / steps_to_learn)) + random.normal(0, 0.03, 80)
-    assert stability_of(means, [0.2] * 80).jump == 0.0
+    assert stability_of(range(1, len(means) + 1), means, [0.2] * 80).jump == 0.0
 
 
 def test_one_odd_step_is_no_jump():
     means = np.random.default_rng(0).normal(0, 0.05, 60)
     means[30] = 10.0
-    assert stability_of(means, [1.0] * 60).jump == 0.0
+    assert stability_of(range(1, len(means) + 1), means, [1.0] * 60).jump == 0.0
 
 
 def test_a_spread_that_vanishes_while_the_mean_rests_is_unstable_whatever_the_noise():
     for seed in range(10):
         random = np.random.default_rng(seed)
         means = [*random.normal(0, 0.2, 60), *random.normal(0, 0.005, 60)]
-        assert stability_of(means, [1.0] * 60 + [0.025] * 60).part() == 0.0
+        assert stability_of(range(1, len(means) + 1), means, [1.0] * 60 + [0.025] * 60).part() == 0.0
 
 
 def test_a_fall_that_is_over_is_no_recovery_and_a_rise_is_one():
@@ -233,7 +234,7 @@ def test_a_fall_that_is_over_is_no_recovery_and_a_rise_is_one():
 
 
 def test_two_rewards_part_only_where_all_of_it_holds():
-    hacked = GoldTrend(0.1, -0.1, 9.0, -9.0, 2.0, -2.0, 1, 99, 40, 0.1, False)
+    hacked = GoldTrend(0.1, -0.1, 9.0, -9.0, 2.0, -2.0, 1, 99, 40)
     assert hacked.parted() and hacked.part() == 0.0
     for change in (
         {"proxy_sure": 3.9}, {"gold_sure": -3.9}, {"gold_change": -0.4}, {"proxy_change": 0.4},
@@ -252,7 +253,7 @@ def test_a_slow_fall_after_a_long_rise_is_told():
         random, series = np.random.default_rng(seed), GoldSeries()
         for i in range(60):
             gold = 0.05 * min(i, 40) - 0.06 * max(i - 40, 0)
-            series.add(i, ["p"] * 64, ["c"] * 64, random.normal(0.05 * i, 1.0, 64), random.normal(gold, 1.0, 64))
+            series.add(10 * i, ["p"] * 64, ["c"] * 64, random.normal(0.05 * i, 1.0, 64), random.normal(gold, 1.0, 64))
         told += series.trend().parted()
     assert told >= 8
 

@@ -1,6 +1,9 @@
 import pytest
 
-from trl_ext.rewards.text import completion_text, prompt_text
+from trl_ext.rewards.length import LengthReward
+from trl_ext.rewards.reliability.features import features
+from trl_ext.rewards.repetition import LoopReward, RepetitionReward
+from trl_ext.rewards.text import completion_text, prompt_text, words_of
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,29 @@ def test_prompt_is_the_last_message():
     assert prompt_text(conversation) == "hello"
     assert prompt_text("plain") == "plain"
     assert prompt_text([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a quiet  film.\n", ["a", "quiet", "film."]),
+        ("un été chaud", ["un", "été", "chaud"]),
+        ("很好。very good", ["很", "好。", "very", "good"]),
+        ("映画が", ["映", "画", "が"]),
+        ("หนังดี", ["ห", "นั", "ง", "ดี"]),  # with their vowel signs
+        ("좋은 영화", ["좋은", "영화"]),  # Korean has spaces
+        ("", []),
+    ],
+)
+def test_words_are_letters_where_a_script_has_no_spaces(text, words):
+    assert words_of(text) == words
+
+
+def test_length_and_repetition_are_seen_in_such_scripts():
+    text = "很好" * 20
+    assert LengthReward(minimum=40, maximum=40, edge=0)(prompts=[""], completions=[text]) == [1.0]
+    assert RepetitionReward()(prompts=[""], completions=[text]) == [2 / 39]
+    assert LoopReward()(prompts=[""], completions=[text]) == [0.0]
+    seen = features([text, "很好" * 100])
+    assert seen["length"].tolist() == [40, 200]
+    assert seen["repetition"].min() > 0.9

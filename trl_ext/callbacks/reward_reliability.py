@@ -195,8 +195,8 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
         with undisturbed():
             given = ask(self._gold, asked._replace(others={**source.columns(asked), "trainer_state": self._state}))
         reliability.observe_gold(step, asked.prompts, asked.completions, rewards[rows], np.array(given, dtype=float))
-        if reliability.gold.evaluations:
-            self._latest["reward_reliability/gold"] = reliability.gold.evaluations[-1][4]
+        if reliability.gold.level is not None:
+            self._latest["reward_reliability/gold"] = reliability.gold.level
         trend = reliability.gold.trend()
         told = any(alert.rule == "reward_hacking_suspected" and alert.closed is None for alert in self._alerts.alerts)
         return trend is not None and trend.parted() and not told

@@ -28,8 +28,14 @@ class Call(NamedTuple):
         }
 
     def copied(self) -> "Call":
-        """With lists of its own, so that a function that changes them changes nothing else."""
-        return self._replace(prompts=list(self.prompts), completions=list(self.completions))
+        """With lists, messages and columns of its own: a function that changes them in place changes nothing else."""
+        ids = self.completion_ids
+        return Call(
+            _copied(self.prompts),
+            _copied(self.completions),
+            [row.copy() if type(row) is list else row for row in ids] if isinstance(ids, list) else ids,
+            {name: _copied(value) for name, value in self.others.items()},
+        )
 
     def take(self, rows: Sequence[int]) -> "Call":
         """The same call about some rows alone. A list or tuple with one element a completion is a column."""
@@ -45,6 +51,13 @@ class Call(NamedTuple):
             part(self.completion_ids),
             {name: part(value) for name, value in self.others.items()},
         )
+
+
+def _copied(value: Any) -> Any:
+    """Lists and mappings as deep as they go; what they hold is shared."""
+    if type(value) is list:
+        return [_copied(one) if type(one) in (list, dict) else one for one in value]
+    return {key: _copied(one) for key, one in value.items()} if type(value) is dict else value
 
 
 def ask(func: Callable, call: Call) -> Any:

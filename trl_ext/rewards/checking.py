@@ -15,6 +15,8 @@ from trl_ext.rewards.calls import Call
 from trl_ext.rewards.coroutine_object import CoroutineObject
 from trl_ext.rewards.endpoint_errors import EndpointError
 from trl_ext.rewards.failures import Failure, FailureFile, check_policy, check_timeout
+from trl_ext.rewards.one_by_one import OneByOne
+from trl_ext.rewards.options import LARGEST
 from trl_ext.rewards.probing import is_probing
 from trl_ext.rewards.results import Outcome, read_error, read_result
 from trl_ext.rewards.time_limit import TimeLimitError, call_within
@@ -25,9 +27,6 @@ _KEPT_ROWS = 256  # bounds the memory of `last_batch`, whatever the batch size
 _BROKEN_AFTER = 3  # batches in a row without one usable reward: which completion is at fault is not asked any more
 _AT_ONCE = 8  # completions that a coroutine function is asked about one by one, at the same time
 DEFAULT_TIMEOUT = 300.0  # seconds: NCCL gives up after 10 minutes, and the process that waits must not be the first
-
-
-_NO_FAILURES = (KeyboardInterrupt, GeneratorExit)  # of a reward function: the user's, and Python's own
 
 
 class Batch(NamedTuple):
@@ -43,7 +42,8 @@ class CheckedReward:
 
     A completion fails when `func` raises, takes too long, returns another number of rewards than there are completions,
     or returns for it what is no finite number. `None` is no failure: TRL reads it as "not applicable". After an
-    exception the completions are asked about one by one, so that one bad completion costs one reward.
+    exception or a time-out the completions are asked about one by one, so that one bad completion costs one reward;
+    after a time-out for half of `timeout` in all, and a sixteenth of it for each.
 
     What failed is appended to `reward_failures.jsonl`, said in a warning (the 1st, 10th, 100th ... time), and logged by
     the trainer as `reward_failures/<name>`, a share of the completions, which the monitor judges.
@@ -59,6 +59,7 @@ class CheckedReward:
         timeout: seconds a call may take, `None` for no limit. In other threads than the main one a function that is
             given up goes on in the background; a coroutine that blocks without awaiting is only told afterwards.
         failures_dir: folder of `reward_failures.jsonl`. `None`: the callbacks of trl_ext set it when training begins.
+        largest: magnitude of a reward beyond which it is a failure: `load_reward_funcs` divides it by the weight.
     Attributes:
         last_batch (`Batch` or `None`): of the last call that passed.
         failures (`int`): completions that failed so far.
@@ -80,8 +81,9 @@ class CheckedReward:
         on_failure: str | float | None = "none",
         timeout: float | None = DEFAULT_TIMEOUT,
         failures_dir: str | os.PathLike[str] | None = None,
+        largest: float = LARGEST,
     ) -> None:
-        self.func = func
+        self.func, self.largest = func, largest
         self.__name__ = name or callable_name(func)
         self.on_failure, self.timeout = check_policy(on_failure), check_timeout(timeout)
         self.last_batch: Batch | None = None
@@ -94,7 +96,7 @@ class CheckedReward:
 
     def __reduce__(self) -> tuple:
         folder = None if self._file is None else self._file.path.parent
-        return CheckedReward, (self.func, self.__name__, self.on_failure, self.timeout, folder)
+        return CheckedReward, (self.func, self.__name__, self.on_failure, self.timeout, folder, self.largest)
 
     def keep_failures_in(self, folder: str | os.PathLike[str]) -> None:
         """Sets the folder of `reward_failures.jsonl` unless it is set."""
@@ -114,27 +116,30 @@ class CheckedReward:
         call, started = Call(prompts, completions, completion_ids, kwargs), time.monotonic()
         outcome = self._ask(call, self.timeout)
         if self._is_to_be_split(outcome, call):
-            rows = [self._ask(call.take([row]), self._left(started)) for row in range(len(completions))]
-            outcome = _joined(rows, outcome.error)
+            turns = OneByOne(outcome, started, self.timeout)
+            outcome = turns.joined(
+                [
+                    turns.given_up() or turns.note(self._ask(call.take([row]), turns.seconds()))
+                    for row in range(len(completions))
+                ]
+            )
         return self._settle(call, outcome)
 
     def _ask(self, call: Call, seconds: float | None) -> Outcome:
         count = len(call.completions)
         try:
             # with the reading: a generator works only then
-            return call_within(seconds, lambda: read_result(self.func(**call.copied().arguments()), count))
-        except _NO_FAILURES:
+            return call_within(
+                seconds, lambda: read_result(self.func(**call.copied().arguments()), count, self.largest)
+            )
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             return read_error(error, count)
 
     def _is_to_be_split(self, outcome: Outcome, call: Call) -> bool:
-        raised = outcome.error is not None and not isinstance(outcome.error, TimeLimitError | EndpointError)
+        raised = outcome.error is not None and not isinstance(outcome.error, EndpointError)
         return raised and len(call.completions) > 1 and self._broken < _BROKEN_AFTER
-
-    def _left(self, started: float) -> float | None:
-        """Seconds left for one of many: all of them together may take as long as the batch might."""
-        return None if self.timeout is None else max(self.timeout - (time.monotonic() - started), 1e-3)
 
     def _settle(self, call: Call, outcome: Outcome) -> list[float | None]:
         rewards, failures, error = outcome
@@ -193,14 +198,13 @@ class _AsyncCheckedReward(CoroutineObject, CheckedReward):
         call, started = Call(prompts, completions, completion_ids, kwargs), time.monotonic()
         outcome = await self._await(call, self.timeout)
         if self._is_to_be_split(outcome, call):
-            free = asyncio.Semaphore(_AT_ONCE)
+            free, turns = asyncio.Semaphore(_AT_ONCE), OneByOne(outcome, started, self.timeout)
 
             async def one(row: int) -> Outcome:
                 async with free:
-                    return await self._await(call.take([row]), self._left(started))
+                    return turns.given_up() or turns.note(await self._await(call.take([row]), turns.seconds()))
 
-            rows = await asyncio.gather(*map(one, range(len(completions))))
-            outcome = _joined(list(rows), outcome.error)
+            outcome = turns.joined(await asyncio.gather(*map(one, range(len(completions)))))
         return self._settle(call, outcome)
 
     async def _await(self, call: Call, seconds: float | None) -> Outcome:
@@ -216,8 +220,8 @@ class _AsyncCheckedReward(CoroutineObject, CheckedReward):
             if seconds is not None and time.monotonic() - started > seconds:
                 # it never gave way to the loop, so that it could not be interrupted
                 raise TimeLimitError(f"took longer than {seconds:g} s, and blocked all others: await in it")
-            return read_result(result, count)
-        except _NO_FAILURES:
+            return read_result(result, count, self.largest)
+        except (KeyboardInterrupt, GeneratorExit):  # the user's, and Python's own when a coroutine is closed
             raise
         except BaseException as error:
             task = asyncio.current_task()
@@ -244,9 +248,3 @@ def is_module(func: Any) -> bool:
     """Whether it is an `nn.Module`, without importing torch."""
     torch = sys.modules.get("torch")  # whoever holds a module has imported torch
     return torch is not None and isinstance(func, torch.nn.Module)
-
-
-def _joined(rows: list[Outcome], error: BaseException | None) -> Outcome:
-    """Of batches of one completion each."""
-    failures = [outcome.failures[0]._replace(row=row) for row, outcome in enumerate(rows) if outcome.failures]
-    return Outcome([outcome.rewards[0] for outcome in rows], failures, error)

@@ -1,7 +1,6 @@
 """POSTs JSON to an HTTP endpoint that scores completions, again where it makes sense, and reads the answer."""
 
 import json
-import math
 import os
 import threading
 import time
@@ -10,7 +9,8 @@ from urllib.parse import urlsplit
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.endpoint_errors import EndpointError, cause_of
-from trl_ext.rewards.options import shown
+from trl_ext.rewards.options import bound_of, is_number, shown
+from trl_ext.rewards.results import Unscored
 
 _LARGEST = 64 << 20  # bytes of an answer
 _AGAIN = (429, 500, 502, 503, 504)
@@ -44,7 +44,7 @@ class Endpoint:
         self.__dict__.update(state, _session=None, _lock=threading.Lock())
 
     def ask(self, fields: dict[str, list]) -> list[float | None]:
-        """The rewards of one request.
+        """The rewards of one request; `Unscored` for what is no number and not null.
 
         Raises:
             EndpointError: no usable answer, in one line.
@@ -81,7 +81,7 @@ class Endpoint:
 
     def _read(self, content: bytes, count: int) -> list[float | None]:
         try:
-            answer = json.loads(content, parse_constant=_refuse)
+            answer = json.loads(content)
         except (ValueError, RecursionError):
             raise self._error("it answered no JSON", 200) from None
         if self.response_key is not None:
@@ -93,10 +93,16 @@ class Endpoint:
             raise self._error(f"it gave {type(answer).__name__} in place of a list of rewards", 200)
         if len(answer) != count:
             raise self._error(f"it gave {len(answer)} rewards for {count} completions", 200)
-        for row, value in enumerate(answer):
-            if value is not None and not _is_number(value):
-                raise self._error(f"it gave {shown(value)} for completion {row}, no number and not null", 200)
-        return [None if value is None else float(value) for value in answer]
+        return [self._reward(value) for value in answer]
+
+    def _reward(self, value: Any) -> float | None:
+        if value is None:
+            return None
+        if is_number(value):
+            return float(value)
+        return Unscored(
+            str(self._error(f"it gave {shown(value)}{bound_of(value)} as a reward, no number and not null"))
+        )
 
     def _error(self, cause: str, status: int | None = None) -> EndpointError:
         return EndpointError(f"remote: {self.shown_url} gives no rewards: {cause}", status)
@@ -163,14 +169,3 @@ def _status(response: Any) -> str:
         return f"it redirects (status {code}): write the address that it redirects to"
     advice = {401: ": set token_env or headers", 403: ": set token_env or headers", 404: ": correct the path"}
     return f"status {code} {response.reason or ''}".rstrip() + advice.get(code, "")
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond floats
-        return False
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

@@ -3,12 +3,12 @@
 import math
 import os
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.strict_json import to_strict_json
+from trl_ext.rewards.options import bound_of, is_number, shown
 from trl_ext.rewards.text import completion_text, prompt_text
 
 FAILURES_FILE = "reward_failures.jsonl"
@@ -41,9 +41,11 @@ def check_policy(policy: Any) -> str | float:
         return "none"
     if policy in ("raise", "none"):
         return policy
-    if isinstance(policy, Real) and not isinstance(policy, bool) and math.isfinite(policy):
+    if is_number(policy):
         return float(policy)
-    raise UserError(f"on_failure must be 'raise', 'none' or a number such as 0.0, not {policy!r}")
+    raise UserError(
+        f"on_failure must be 'raise', 'none' or a number such as 0.0, not {shown(policy)}{bound_of(policy)}"
+    )
 
 
 def check_timeout(timeout: Any) -> float | None:
@@ -56,7 +58,7 @@ def check_timeout(timeout: Any) -> float | None:
         return None
     if isinstance(timeout, int | float) and not isinstance(timeout, bool) and 0 < timeout < math.inf:
         return float(timeout)
-    raise UserError(f"timeout must be a number of seconds above 0, or null for no limit, not {timeout!r}")
+    raise UserError(f"timeout must be a number of seconds above 0, or null for no limit, not {shown(timeout)}")
 
 
 class FailureFile:

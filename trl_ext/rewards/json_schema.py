@@ -10,14 +10,16 @@ from typing import Any
 from trl_ext.errors import UserError
 from trl_ext.rewards.json_text import PLACES, read_json
 from trl_ext.rewards.options import check_choice, check_flag, shown
+from trl_ext.rewards.results import Unscored
 from trl_ext.rewards.text import Completion, completion_text
 
 _PATTERN_TIMEOUT = 1.0  # seconds for one text
 
 
 class JsonSchemaReward:
-    """1 where a completion's JSON agrees with a JSON Schema, else 0; 0 without valid JSON; `None` where a pattern of it
-    takes longer than a second.
+    """1 where a completion's JSON agrees with a JSON Schema, else 0; 0 without valid JSON.
+
+    Patterns are read by the package `regex` and have a second for each text; a completion that needs more fails.
 
     The draft is the one that the schema names under `$schema`, 2020-12 by default. `format` is a remark, as the
     standard has it, and not checked. References stay inside the schema: nothing is fetched.
@@ -30,8 +32,8 @@ class JsonSchemaReward:
             ones that are present and without a fault inside. Each fault elsewhere (an additional property, say) counts
             as one more member that is wrong. What is no object gets 0.
     Raises:
-        UserError: a file that cannot be read, what is no JSON Schema (with the place in it), or a reference that leads
-            nowhere.
+        UserError: a file that cannot be read, what is no JSON Schema (with the place in it), a reference that leads
+            nowhere, or `unevaluatedProperties` beside `patternProperties`, for whose patterns there is no time limit.
     """
 
     __name__ = "json_schema"
@@ -59,8 +61,8 @@ class JsonSchemaReward:
             return self._partial(value) if self.partial else float(self._validator.is_valid(value))
         except (ArithmeticError, RecursionError):  # a number too large to divide; nested too deeply to check
             return 0.0
-        except TimeoutError:  # of a pattern
-            return None
+        except TimeoutError as error:  # of a pattern
+            return Unscored(str(error))
 
     def _partial(self, value: Any) -> float:
         faults = list(self._validator.iter_errors(value))
@@ -113,7 +115,7 @@ def _make_validator(schema: dict[str, Any]) -> Any:
                 '"https://json-schema.org/draft/2020-12/schema"'
             )
     try:
-        draft.check_schema(schema)
+        draft.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
     except jsonschema.SchemaError as error:
         message = " ".join(error.message.split())
         raise UserError(f"json_schema was given what is no JSON Schema, at {error.json_path}: {message}") from error
@@ -122,8 +124,15 @@ def _make_validator(schema: dict[str, Any]) -> Any:
             f"json_schema was given a schema that asks for nothing, {shown(schema)}: name the fields under properties, "
             "e.g. {type: object, properties: {name: {type: string}}, required: [name]}"
         )
-    _check_references(schema, draft.META_SCHEMA["$schema"])
-    timed = jsonschema.validators.extend(draft, {"pattern": _pattern, "patternProperties": _pattern_properties})
+    _check_parts(schema, draft.META_SCHEMA["$schema"])
+    timed = jsonschema.validators.extend(
+        draft,
+        {
+            "pattern": _pattern,
+            "patternProperties": _pattern_properties,
+            "additionalProperties": _additional_properties,
+        },
+    )
     validator = timed(schema, registry=EMPTY_REGISTRY)
     try:
         validator.is_valid({})
@@ -139,11 +148,21 @@ def _compiled(pattern: str) -> Any:
     return regex.compile(pattern)
 
 
+def _found(pattern: str, text: str) -> bool:
+    try:
+        return _compiled(pattern).search(text, timeout=_PATTERN_TIMEOUT) is not None
+    except TimeoutError:
+        raise TimeoutError(
+            f"json_schema: the pattern {shown(pattern)} took longer than {_PATTERN_TIMEOUT:g} s "
+            f"on the text that starts with {shown(text)}"
+        ) from None
+
+
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     """As jsonschema has it, with a time limit."""
     from jsonschema import ValidationError
 
-    if validator.is_type(instance, "string") and not _compiled(pattern).search(instance, timeout=_PATTERN_TIMEOUT):
+    if validator.is_type(instance, "string") and not _found(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -152,20 +171,39 @@ def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: A
     if validator.is_type(instance, "object"):
         for pattern, subschema in patterns.items():
             for key, value in instance.items():
-                if _compiled(pattern).search(key, timeout=_PATTERN_TIMEOUT):
+                if _found(pattern, key):
                     yield from validator.descend(value, subschema, path=key, schema_path=pattern)
 
 
-def _check_references(schema: dict[str, Any], draft: str) -> None:
-    """That each leads somewhere in the schema, under the names that its `$id`s give to its parts."""
+def _additional_properties(validator: Any, subschema: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """As jsonschema has it, which matches the keys of `patternProperties` anew, with a time limit."""
+    from jsonschema import ValidationError
+
+    if not validator.is_type(instance, "object"):
+        return
+    patterns = schema.get("patternProperties", {})
+    named = schema.get("properties", {})
+    extra = [key for key in instance if key not in named and not any(_found(pattern, key) for pattern in patterns)]
+    if validator.is_type(subschema, "object"):
+        for key in extra:
+            yield from validator.descend(instance[key], subschema, path=key)
+    elif extra and not subschema:
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extra))}")
+
+
+def _check_parts(schema: dict[str, Any], draft: str) -> None:
+    """That each reference leads somewhere in the schema, under the names that its `$id`s give to its parts, and that
+    each pattern can be read and has a time limit."""
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 
     root = specification_with(draft).create_resource(schema)
     waiting = [(root, EMPTY_REGISTRY.resolver_with_root(root))]
+    keywords: set[str] = set()
     while waiting:
         resource, resolver = waiting.pop()
         contents = resource.contents if isinstance(resource.contents, dict) else {}
+        keywords |= contents.keys()
         for reference in (contents[key] for key in ("$ref", "$dynamicRef") if isinstance(contents.get(key), str)):
             try:
                 resolver.lookup(reference)
@@ -174,4 +212,23 @@ def _check_references(schema: dict[str, Any], draft: str) -> None:
                     f"json_schema was given a schema without what it refers to, {shown(reference)}: "
                     'write that under $defs and refer to it as "#/$defs/name"'
                 ) from error
+        for pattern in [
+            *contents.get("patternProperties", ()),
+            *([contents["pattern"]] if "pattern" in contents else []),
+        ]:
+            _check_pattern(pattern)
         waiting += [(inner, resolver.in_subresource(inner)) for inner in resource.subresources()]
+    if keywords >= {"unevaluatedProperties", "patternProperties"}:
+        raise UserError(
+            "json_schema takes no unevaluatedProperties beside patternProperties, whose patterns would have no time "
+            "limit: write additionalProperties"
+        )
+
+
+def _check_pattern(pattern: str) -> None:
+    import regex
+
+    try:
+        _compiled(pattern)
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise UserError(f"json_schema cannot read the pattern {shown(pattern)}: {error}") from error

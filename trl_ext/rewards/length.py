@@ -4,7 +4,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.options import check_count, check_number
-from trl_ext.rewards.text import Completion, completion_text
+from trl_ext.rewards.text import Completion, completion_text, words_of
 
 
 class LengthReward:
@@ -14,7 +14,8 @@ class LengthReward:
         minimum: shortest length with the full reward.
         maximum: longest length with the full reward.
         edge: width of the slope on either side, in the same unit; 0 makes the band hard.
-        unit: `"words"` (split at white space) or `"tokens"` (as sampled, the end token included).
+        unit: `"words"` (split at white space; in Chinese, Japanese, Thai and others each letter) or `"tokens"` (as
+            sampled, the end token included).
     Raises:
         UserError: a band that is empty or negative, another unit, or tokens wanted where none are given.
     """
@@ -40,7 +41,7 @@ class LengthReward:
         **kwargs: Any,
     ) -> list[float]:
         if self.unit == "words":
-            return [self._score(len(completion_text(completion).split())) for completion in completions]
+            return [self._score(len(words_of(completion_text(completion)))) for completion in completions]
         if completion_ids is None:
             raise UserError("length with unit='tokens' needs completion_ids: use unit='words' outside of a trainer")
         return [self._score(len(ids)) for ids in completion_ids]

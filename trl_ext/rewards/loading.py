@@ -2,11 +2,9 @@
 
 import difflib
 import inspect
-import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from trl_ext.errors import UserError
 from trl_ext.rewards.checking import DEFAULT_TIMEOUT, CheckedReward, callable_name
 from trl_ext.rewards.failures import check_policy, check_timeout
 from trl_ext.rewards.locating import locate
+from trl_ext.rewards.options import LARGEST, is_number, shown
 from trl_ext.rewards.registry import REWARDS
 from trl_ext.strict_yaml import StrictLoader
 
@@ -23,6 +22,11 @@ Spec = str | Mapping[str, Any]
 _SPEC_KEYS = ("name", "weight", "kwargs", "on_failure", "timeout")
 _EXAMPLE = "reward_funcs: [{name: sentiment, weight: 1.0}]"
 _GIVEN_BY_TRL = {"prompts", "completions", "completion_ids"}
+_DEEPEST = 32  # rewards inside of rewards: more would come near the end of Python's stack when they are asked
+
+
+class _NestedTooDeeplyError(UserError):
+    """Said once, without the way there."""
 
 
 class _Reward(NamedTuple):
@@ -64,11 +68,8 @@ def load_reward_funcs(
     if not parsed:
         raise UserError(f"No reward function is named: write {_EXAMPLE}")
     weights = _weights(parsed, reward_weights)
-    try:
-        functions = [_build(reward.name, reward.kwargs) for reward in parsed]
-    except RecursionError as error:
-        raise UserError("rewards are nested too deeply in each other: at most a few dozen levels") from error
-    return _checked(functions, parsed, failures_dir), weights
+    functions = [_build(reward.name, reward.kwargs) for reward in parsed]
+    return _checked(functions, parsed, weights, failures_dir), weights
 
 
 def _parse(spec: Any) -> _Reward:
@@ -81,8 +82,8 @@ def _parse(spec: Any) -> _Reward:
         if key not in _SPEC_KEYS:
             near = _nearest(str(key), _SPEC_KEYS)
             raise UserError(f"Reward '{name}' has the unknown key '{key}'{near}: keys are {', '.join(_SPEC_KEYS)}")
-    if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
-        raise UserError(f"Reward '{name}' has the weight {weight!r}: write a number, e.g. weight: 0.5")
+    if not is_number(weight):
+        raise UserError(f"Reward '{name}' has the weight {shown(weight)}: write a number, e.g. weight: 0.5")
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
         raise UserError(f"Reward '{name}' has the kwargs {kwargs!r}: write a mapping, e.g. kwargs: {{n: 3}}")
     try:
@@ -97,7 +98,7 @@ def _from_command_line(spec: str) -> Any:
     """`--reward_funcs sentiment '{name: length, weight: 0.5}'`: a mapping as YAML writes it."""
     try:
         return yaml.load(spec, StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "not YAML"
         raise UserError(
             f"the reward {spec!r} cannot be read: {problem}; write '{{name: length, weight: 0.5}}'"
@@ -116,15 +117,17 @@ def _weights(parsed: list[_Reward], reward_weights: Sequence[float] | None) -> l
     if any(reward.weight != 1.0 for reward in parsed):
         raise UserError("weights are given twice: keep those in reward_funcs, or reward_weights")
     for weight in reward_weights:
-        if not isinstance(weight, Real) or isinstance(weight, bool) or not math.isfinite(weight):
-            raise UserError(f"reward_weights has {weight!r}: write numbers, e.g. reward_weights: [1.0, 0.5]")
+        if not is_number(weight):
+            raise UserError(f"reward_weights has {shown(weight)}: write numbers, e.g. reward_weights: [1.0, 0.5]")
     return [float(weight) for weight in reward_weights]
 
 
-def _build(name: str, kwargs: dict[str, Any]) -> Callable:
+def _build(name: str, kwargs: dict[str, Any], depth: int = 1) -> Callable:
+    if depth > _DEEPEST:
+        raise _NestedTooDeeplyError(f"rewards are nested too deeply in each other: at most {_DEEPEST} levels")
     if name in REWARDS:
         entry = REWARDS[name]
-        return _make(name, entry.factory, _with_inner_rewards(name, kwargs, entry.rewards))
+        return _make(name, entry.factory, _with_inner_rewards(name, kwargs, entry.rewards, depth))
     if _is_model(name):
         return _make(name, partial(REWARDS["reward_model"].factory, name), kwargs)
     if not any(mark in name for mark in ".:"):
@@ -154,7 +157,7 @@ def _is_model(name: str) -> bool:
     return Path(name).expanduser().is_dir() or ("/" in name and ".py" not in name and ":" not in name)
 
 
-def _with_inner_rewards(name: str, kwargs: dict[str, Any], arguments: Iterable[str]) -> dict[str, Any]:
+def _with_inner_rewards(name: str, kwargs: dict[str, Any], arguments: Iterable[str], depth: int) -> dict[str, Any]:
     """`kwargs` with the rewards that are written in them made into functions. These raise: what becomes of a failure
     is said of the whole."""
     made = dict(kwargs)
@@ -170,11 +173,13 @@ def _with_inner_rewards(name: str, kwargs: dict[str, Any], arguments: Iterable[s
                     raise UserError(f"'{reward.name}' has a weight; write weights: [...] beside rewards: [...] instead")
                 if (reward.on_failure, reward.timeout) != ("none", DEFAULT_TIMEOUT):
                     raise UserError(f"'{reward.name}' has on_failure or timeout; write it beside the outer name")
-            functions = [_build(reward.name, reward.kwargs) for reward in parsed]
+            functions = [_build(reward.name, reward.kwargs, depth + 1) for reward in parsed]
+        except _NestedTooDeeplyError:
+            raise
         except UserError as error:
             raise UserError(f"Reward '{name}', {argument}: {error}") from error
         raising = [reward._replace(on_failure="raise") for reward in parsed]
-        checked = _checked(functions, raising, None)
+        checked = _checked(functions, raising, [1.0] * len(raising), None)
         made[argument] = checked if isinstance(inner, list | tuple) else checked[0]
     return made
 
@@ -218,19 +223,29 @@ def _takes_anything(func: Callable) -> bool:
 
 
 def _checked(
-    functions: list[Callable], parsed: list[_Reward], failures_dir: str | os.PathLike[str] | None
+    functions: list[Callable],
+    parsed: list[_Reward],
+    weights: list[float],
+    failures_dir: str | os.PathLike[str] | None,
 ) -> list[Callable]:
-    """Names are made distinct: TRL logs by name, and would average two functions of one name."""
+    """Names are made distinct: TRL logs by name, and would average two functions of one name. What is too large is so
+    with the weight."""
     taken: set[str] = set()
     checked: list[Callable] = []
-    for func, reward in zip(functions, parsed, strict=True):
+    for func, reward, weight in zip(functions, parsed, weights, strict=True):
+        largest = LARGEST / max(abs(weight), 1.0)
+        if isinstance(reward.on_failure, float) and abs(reward.on_failure) > largest:
+            raise UserError(
+                f"Reward '{reward.name}' gives {reward.on_failure:g} on_failure, times the weight {weight:g}: "
+                "the largest is 1e18"
+            )
         base = name = callable_name(func)
         count = 1
         while name in taken:
             count += 1
             name = f"{base}_{count}"
         taken.add(name)
-        checked.append(CheckedReward(func, name, reward.on_failure, reward.timeout, failures_dir))
+        checked.append(CheckedReward(func, name, reward.on_failure, reward.timeout, failures_dir, largest))
     return checked
 
 

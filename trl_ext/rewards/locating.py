@@ -28,6 +28,9 @@ def locate(path: str) -> Any:
         module_path, _, name = path.rpartition(".")
     if not module_path or not name:
         raise UserError(f"'{path}' is no path of a reward: write package.module:function or rewards.py:function")
+    if module_path.split(".")[0] in sys.stdlib_module_names:
+        # what is no reward function is called with its kwargs to make one: os.system would run
+        raise UserError(f"'{path}' is Python's own and no reward: name a function of a package of yours, or of a file")
     module = _from_file(module_path) if module_path.endswith(".py") else _from_package(module_path, path)
     if not hasattr(module, name):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -8,17 +8,32 @@ from typing import Any
 from trl_ext.errors import UserError
 
 _SHOWN = 60  # characters of a value that a message repeats
+LARGEST = 1e18  # magnitude of a reward: the square of more, which a standard deviation takes, is infinite in float32
 
 
 def shown(value: Any) -> str:
     """`repr` in one line of at most 60 characters."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of somebody's own class, or a whole number of thousands of digits
+        return f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a number of at most 1e18; a truth value is none."""
+    return isinstance(value, Real) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST  # type: ignore[operator]
+
+
+def bound_of(value: Any) -> str:
+    """For a message about what is no number here but looks like one."""
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    return "; the largest is 1e18" if is_real and abs(value) > LARGEST and value not in (math.inf, -math.inf) else ""
+
+
 def check_number(reward: str, option: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise UserError(f"{reward} needs a number for {option}, e.g. 1.0, not {shown(value)}")
+    if not is_number(value):
+        raise UserError(f"{reward} needs a number for {option}, e.g. 1.0, not {shown(value)}{bound_of(value)}")
     return float(value)
 
 

@@ -1,25 +1,22 @@
 """A reward that an HTTP endpoint gives."""
 
 import asyncio
-import logging
-import math
 import re
 from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
 from trl_ext.errors import UserError
-from trl_ext.rewards.calls import in_a_daemon_thread
 from trl_ext.rewards.coroutine_object import CoroutineObject
 from trl_ext.rewards.endpoint import Endpoint
+from trl_ext.rewards.endpoint_batches import EndpointBatches
 from trl_ext.rewards.endpoint_errors import EndpointError
 from trl_ext.rewards.options import check_count, check_flag, check_number, check_seconds, shown
+from trl_ext.rewards.results import Unscored
 from trl_ext.rewards.text import Completion
 
-logger = logging.getLogger(__name__)
-
-_BAD_REQUEST = (400, 413, 422)  # one completion may be at fault
 _CHECK_TIMEOUT = 10.0  # seconds
+_AT_START = "(asked at start; check: false leaves that out)"
 _TAKEN = ("prompts", "completions")
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 
@@ -32,8 +29,14 @@ class RemoteReward(CoroutineObject):
 
     A request is repeated after a lost connection, a time-out, or a status 429, 500, 502, 503 or 504, `retries` times,
     after 0, 2, 4, 8 ... times `backoff` seconds or what `Retry-After` says, but no longer than `timeout`. An endpoint
-    must give a repeated request the same answer. Redirections are not followed. Connections are made on the first call
-    in a process, so the object pickles.
+    must give a repeated request the same answer. Redirections are not followed.
+
+    A request that fails costs its own completions their rewards: NaN, which `CheckedReward` counts as failures. After a
+    status 400, 413, 422 or 500, or an answer that cannot be used, they are asked about one by one; of an answer with a
+    NaN or a text in its list that entry alone fails. Four failures without a success, or a status 401, 403, 404 or
+    405, end the call.
+
+    Connections are made on the first call in a process, so the object pickles.
 
     Args:
         url: `http://` or `https://`.
@@ -52,7 +55,8 @@ class RemoteReward(CoroutineObject):
             which it has no values, it only has to answer, with any status but 401, 403, 404 and 405.
     Raises:
         UserError: options that make no sense, or an endpoint that is down at start.
-        EndpointError: on a call; the one line names the URL, without password and query, and the cause.
+        EndpointError: on a call without a single answer; the one line names the URL, without password and query, and
+            the cause.
     """
 
     __name__ = "remote"
@@ -95,58 +99,8 @@ class RemoteReward(CoroutineObject):
             self._check()
 
     async def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float | None]:
-        fields: dict[str, list] = {
-            "prompts": prompts,
-            "completions": completions,
-            **self._columns(kwargs, len(completions)),
-        }
-        starts = range(0, len(completions), self.batch_size)
-        batches = [{name: rows[i : i + self.batch_size] for name, rows in fields.items()} for i in starts]
-        asked = [asyncio.ensure_future(self._ask(batch, self._free_requests())) for batch in batches]
-        try:
-            async with asyncio.timeout(self.deadline) as limit:
-                answers = await asyncio.gather(*asked)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise EndpointError(
-                f"remote: {self.endpoint.shown_url} did not answer {len(batches)} requests within {self.deadline:g} s: "
-                "raise deadline or concurrency"
-            ) from None
-        finally:
-            for request in asked:  # those that have not begun
-                request.cancel()
-        return self._joined(answers, len(completions))
-
-    async def _ask(self, batch: dict[str, list], free: asyncio.Semaphore) -> list[float | None] | EndpointError:
-        """The rewards of a batch; of one that the endpoint calls a bad request those of each completion alone."""
-        try:
-            async with free:
-                return await in_a_daemon_thread(lambda: self.endpoint.ask(batch))
-        except EndpointError as error:
-            count = len(batch["completions"])
-            if error.status not in _BAD_REQUEST:  # the others of this call would fare no better
-                raise
-            if count == 1:
-                return error
-            alone = [{name: [rows[i]] for name, rows in batch.items()} for i in range(count)]
-            answers = await asyncio.gather(*(self._ask(one, free) for one in alone))
-            if all(isinstance(answer, EndpointError) for answer in answers):
-                return error
-            return [math.nan if isinstance(answer, EndpointError) else answer[0] for answer in answers]
-
-    def _joined(self, answers: list[list[float | None] | EndpointError], count: int) -> list[float | None]:
-        """NaN, which counts as a failure, for completions whose request failed; an error where all did."""
-        errors = [answer for answer in answers if isinstance(answer, EndpointError)]
-        if errors and len(errors) == len(answers):
-            raise errors[0]
-        if errors:
-            logger.warning("%d of %d requests failed: %s", len(errors), len(answers), errors[0])
-        rewards: list[float | None] = []
-        for i, answer in enumerate(answers):
-            left = count - i * self.batch_size
-            rewards += [math.nan] * min(left, self.batch_size) if isinstance(answer, EndpointError) else answer
-        return rewards
+        fields = {"prompts": prompts, "completions": completions, **self._columns(kwargs, len(completions))}
+        return await EndpointBatches(self.endpoint, fields, self.batch_size, self._free_requests()).ask(self.deadline)
 
     def _free_requests(self) -> asyncio.Semaphore:
         """One for all calls on an event loop."""
@@ -173,11 +127,13 @@ class RemoteReward(CoroutineObject):
         hasty = copy(self.endpoint)  # one that answers nobody would hold up the start for minutes
         hasty.timeout, hasty.retries = min(hasty.timeout, _CHECK_TIMEOUT), min(hasty.retries, 1)
         try:
-            hasty.ask(sample)
+            (reward,) = hasty.ask(sample)
         except EndpointError as error:
             if self.columns and error.status not in (None, 401, 403, 404, 405):
                 return
-            raise UserError(f"{error} (asked at start; check: false leaves that out)") from error
+            raise UserError(f"{error} {_AT_START}") from error
+        if isinstance(reward, Unscored) and not self.columns:
+            raise UserError(f"{reward.reason} {_AT_START}")
 
 
 def _check_columns(columns: Any) -> list[str]:

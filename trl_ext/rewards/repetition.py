@@ -7,7 +7,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.options import check_count
-from trl_ext.rewards.text import Completion, completion_text
+from trl_ext.rewards.text import Completion, completion_text, words_of
 
 _PUNCTUATION = string.punctuation + "“”‘’«»…–—¡¿。，！？"  # noqa: RUF001
 
@@ -34,7 +34,7 @@ class RepetitionReward:
         self.n = n
 
     def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float]:
-        return [self._score(completion_text(completion).lower().split()) for completion in completions]
+        return [self._score(words_of(completion_text(completion).lower())) for completion in completions]
 
     def _score(self, words: list[str]) -> float:
         total = len(words) - self.n + 1
@@ -48,7 +48,8 @@ class LoopReward:
 
     A loop is the same n-gram at least `repeats` times back to back. All of its words count, the first time included,
     and so does a last repeat that breaks off: of "I like it it it" 2 of 5 words are outside. Words are split at white
-    space; case and punctuation around a word do not matter. A text without words has no loop and scores 1.
+    space (in Chinese, Japanese, Thai and others each letter is one); case and punctuation around a word do not matter.
+    A text without words has no loop and scores 1.
 
     The time is linear in the number of words and in `longest`.
 
@@ -66,7 +67,7 @@ class LoopReward:
         self.longest = check_count("loops", "longest", longest, minimum=1)
 
     def __call__(self, prompts: list, completions: list[Completion], **kwargs: Any) -> list[float]:
-        return [self._score(completion_text(completion).lower().split()) for completion in completions]
+        return [self._score(words_of(completion_text(completion).lower())) for completion in completions]
 
     def _score(self, words: list[str]) -> float:
         if not words:

@@ -1,5 +1,6 @@
 """Reads what a reward function returned, and says of an exception what to mend."""
 
+import inspect
 import math
 import traceback
 from itertools import islice
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.rewards.failures import Failure
-from trl_ext.rewards.options import shown
+from trl_ext.rewards.options import LARGEST, shown
 from trl_ext.rewards.time_limit import TimeLimitError
 
 
@@ -24,12 +25,31 @@ class Outcome(NamedTuple):
     error: BaseException | None = None
 
 
-LARGEST = 1e18  # magnitude of a reward: the square of more, which a standard deviation takes, is infinite in float32
+class Unscored(float):
+    """A NaN that says why there is no reward, for a function that knows which completion is at fault.
+
+    Args:
+        reason: one line, as the message of an exception.
+    """
+
+    reason: str
+
+    def __new__(cls, reason: str) -> "Unscored":
+        made = super().__new__(cls, math.nan)
+        made.reason = reason
+        return made
+
+    def __reduce__(self) -> tuple:
+        return Unscored, (self.reason,)
 
 
-def read_result(result: Any, count: int) -> Outcome:
-    """The rewards of `count` completions. `None` passes; NaN, infinities and numbers beyond 1e18, which would end up in
-    the weights as NaN, do not. Of a generator at most `count + 1` values are taken."""
+def read_result(result: Any, count: int, largest: float = LARGEST) -> Outcome:
+    """The rewards of `count` completions. `None` passes; NaN, infinities and numbers beyond `largest`, which would end
+    up in the weights as NaN, do not. Of a generator at most `count + 1` values are taken."""
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that nobody awaited it
+        message = "returned a coroutine that nobody awaits: write the function with async def"
+        return all_failed(count, "length", message)
     if isinstance(result, str | dict) or not hasattr(result, "__iter__") or getattr(result, "shape", None) == ():
         return all_failed(count, "length", f"returned {_shown(result)}: return a list, one number per completion")
     values = list(islice(result, count + 1)) if not hasattr(result, "__len__") else list(result)
@@ -43,11 +63,10 @@ def read_result(result: Any, count: int) -> Outcome:
     rewards: list[float | None] = []
     failures = []
     for row, value in enumerate(values):
-        number = None if value is None else _number(value)
+        number = None if value is None else _number(value, largest)
         rewards.append(number)
         if number is None and value is not None:
-            message = f"returned {_shown(value)}: return a finite number, or None where the reward does not apply"
-            failures.append(Failure(row, "value", message))
+            failures.append(Failure(row, "value", _why(value)))
     return Outcome(rewards, failures)
 
 
@@ -89,14 +108,20 @@ def _place(error: BaseException) -> str:
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
-def _number(value: Any) -> float | None:
+def _why(value: Any) -> str:
+    if isinstance(value, Unscored):
+        return value.reason
+    return f"returned {_shown(value)}: return a finite number, or None where the reward does not apply"
+
+
+def _number(value: Any, largest: float) -> float | None:
     if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
         value = value.item()
     try:
         number = float(value) if isinstance(value, Real) else math.nan
     except OverflowError:  # a whole number beyond floats
         return None
-    return number if -LARGEST <= number <= LARGEST else None
+    return number if -largest <= number <= largest else None
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 LEAST = 32  # completions from which a constant is told
 _TOP = 0.95  # share of completions at the highest value from which a function is saturated
 _ROUNDING = 1e-9  # of the largest value: what lies closer together is one value
+_COUNTS = {"live": 1.0, "saturated": 2 / 3}  # of a function by its state
 _NEGLIGIBLE = 0.02  # of the leading function's spread: what the others add is lost in it
 
 
@@ -29,6 +30,11 @@ class Component(NamedTuple):
     std: float
     variance_share: float
     state: str
+
+    @property
+    def worth(self) -> float:
+        """What it adds to the total on average: a penalty of negative weight takes away."""
+        return self.mean if self.weight >= 0 else -self.mean
 
 
 def components_of(
@@ -72,19 +78,25 @@ def _state(values: np.ndarray, asked: int, weight: float, lowest: float, highest
         return "silent" if asked >= LEAST else "live"
     if len(values) < LEAST:
         return "live"
+    if weight < 0:  # a penalty: what it adds to the total counts
+        values, lowest, highest = -values, -highest, -lowest
     rounding = _ROUNDING * max(abs(values.min()), abs(values.max()))
     if values.max() - values.min() <= rounding and not (lowest < values.min() - rounding and values.max() >= highest):
         return "dead"  # where it was lower before, all have earned it by now
     return "saturated" if float(np.mean(values >= highest - rounding)) >= _TOP else "live"
 
 
-def signal(components: list[Component], total_varies: bool) -> float | None:
-    """The share of the weight whose functions tell completions apart; a saturated one counts a third."""
-    weighed = [(abs(c.weight), {"live": 1.0, "saturated": 1 / 3}.get(c.state, 0.0)) for c in components if c.weight]
+def signal(components: list[Component], total_varies: bool) -> float:
+    """The share of the weight whose functions tell completions apart; one that all have learnt counts two thirds."""
+    weighed = [(abs(c.weight), _COUNTS.get(c.state, 0.0)) for c in components if c.weight]
     whole = sum(weight for weight, _ in weighed)
     if whole == 0:
-        return None
-    return sum(weight * value for weight, value in weighed) / whole if total_varies else 0.0
+        return 0.0
+    share = sum(weight * value for weight, value in weighed) / whole
+    if total_varies:
+        return share
+    cancel = any(c.weight and c.std > 0 for c in components)
+    return 0.0 if cancel else min(share, _COUNTS["saturated"])
 
 
 def says(components: list[Component]) -> list[tuple[Component, float]]:

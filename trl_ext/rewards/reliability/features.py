@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from trl_ext.rewards.text import Completion, completion_text
+from trl_ext.rewards.text import Completion, completion_text, words_of
 
 _LAST = 50  # words whose pairs are looked at: a policy that degenerates does so towards the end
 
@@ -14,7 +14,10 @@ def features(completions: list[Completion]) -> dict[str, np.ndarray]:
     the share of distinct pairs of neighbours."""
     lengths, repetitions = [], []
     for completion in completions:
-        words = completion_text(completion).rsplit(None, _LAST)
+        text = completion_text(completion)
+        if not text.isascii():
+            text = " ".join(words_of(text))
+        words = text.rsplit(None, _LAST)
         before = 0
         if len(words) > _LAST:
             before = words.pop(0).strip().count(" ") + 1

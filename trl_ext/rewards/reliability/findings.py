@@ -10,11 +10,14 @@ from trl_ext.monitor.rules.base import Finding
 from trl_ext.monitor.rules.reward_components import PENALTIES
 from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says
 from trl_ext.rewards.reliability.edits import BOUNDS, PAYS, bounds_for
-from trl_ext.rewards.reliability.gold import GoldTrend
+from trl_ext.rewards.reliability.gold import DISAGREES as GOLD_DISAGREES
+from trl_ext.rewards.reliability.gold_trend import GoldTrend
 from trl_ext.rewards.reliability.stability import Stability
 from trl_ext.rewards.text import completion_text
 
 _METRIC = "reward_reliability/"
+_SILENT = 3  # evaluations
+_RARELY = 0.02  # of the completions
 _A_FULL_LOOK = 500  # completions after which a function that gave the same to all of them is worth a warning
 _OFFSETS = {
     "whitespace": ("white space at the end", "Strip the text before it is judged."),
@@ -67,6 +70,7 @@ def findings_of(facts: Facts) -> dict[str, Finding]:
         _hacking,
         _infinite,
         _probe_set,
+        _gold,
         _consistency,
         _components,
         _stability,
@@ -103,6 +107,26 @@ def _hacking(facts: Facts) -> _Found:
     )  # fmt: skip
 
 
+def _gold(facts: Facts) -> _Found:
+    m = facts.measures
+    correlation = m.get("gold/correlation")
+    if correlation is not None and correlation < GOLD_DISAGREES:
+        yield "reward_disagrees", Finding(
+            Severity.WARNING, _METRIC + "agreement", correlation,
+            "the reward and the held-back reward rank completions in opposite ways (correlation "
+            f"{correlation:+.2f} over the latest {m['gold/compared']:.0f})",
+            "1. Check the sign of each weight in reward_funcs. 2. Read the suspicious completions in "
+            "reward_samples.jsonl: the reward pays for what the held-back one holds against them.",
+        )  # fmt: skip
+    if m.get("gold/silent", 0) >= _SILENT:
+        yield "held_back_reward_silent", Finding(
+            Severity.WARNING, _METRIC + "gold", m["gold/silent"],
+            f"the held-back reward gave no number to any completion the last {m['gold/silent']:.0f} times it was asked",
+            "Whether the reward is hacked cannot be told without it: ask it about a completion (trl-ext rewards try), "
+            "and see the warnings of its failures.",
+        )  # fmt: skip
+
+
 def _probe_set(facts: Facts) -> _Found:
     correlation = facts.measures.get("probe_set/correlation")
     if correlation is not None and correlation < 0.2:
@@ -133,6 +157,22 @@ def _consistency(facts: Facts) -> _Found:
 
 
 def _components(facts: Facts) -> _Found:
+    if all(component.weight == 0 for component in facts.components):
+        yield "reward_unweighted", Finding(
+            Severity.ERROR, _METRIC + "signal", 0.0,
+            "every reward function has the weight 0, so that every completion gets the reward 0",
+            "Nothing is trained on: give a function of reward_funcs a weight.",
+        )  # fmt: skip
+    rare = [c for c in facts.components if c.weight and 0 < c.applies < _RARELY]
+    if rare and facts.completions >= _A_FULL_LOOK:
+        count = round(rare[0].applies * facts.completions)
+        yield "reward_rarely_applies", Finding(
+            Severity.INFO, f"reward/{rare[0].name}/mean", rare[0].applies,
+            f"{rare[0].name} gave a number to {count} of the last {facts.completions} completions",
+            f"Right where few prompts are meant for {rare[0].name} in reward_funcs. Else it returns None for what it "
+            "should judge: a column may be missing, or the format another one.",
+            {"functions": [c.name for c in rare]},
+        )  # fmt: skip
     yield from _dead([component for component in facts.components if component.state in ("dead", "silent")], facts)
     saturated = [component for component in facts.components if component.state == "saturated"]
     if saturated:
@@ -161,7 +201,7 @@ def _dead(dead: list[Component], facts: Facts) -> _Found:
     """All of them in one finding; the worst first."""
     if not dead:
         return
-    never = [c for c in dead if c.state == "silent" or c.mean < 0 or (c.mean == 0 and not _is_penalty(c.name))]
+    never = [c for c in dead if c.state == "silent" or c.worth < 0 or (c.mean == 0 and not _is_penalty(c))]
     said = []
     for component in sorted(dead, key=lambda component: component not in never):
         asked = round(component.applies * facts.completions)
@@ -178,9 +218,9 @@ def _dead(dead: list[Component], facts: Facts) -> _Found:
     )  # fmt: skip
 
 
-def _is_penalty(name: str) -> bool:
-    """By its name: one that is 0 was never due."""
-    return any(word in name.lower() for word in PENALTIES)
+def _is_penalty(component: Component) -> bool:
+    """By its weight or its name: one that is 0 was never due."""
+    return component.weight < 0 or any(word in component.name.lower() for word in PENALTIES)
 
 
 def _infinite(facts: Facts) -> _Found:
@@ -203,11 +243,20 @@ def _stability(facts: Facts) -> _Found:
     if abs(stability.jump) > 1.0:
         yield "reward_jump", Finding(
             Severity.WARNING, _METRIC + "stability", stability.after,
-            f"{stability.steps_ago} steps ago the mean reward jumped from {stability.before:.3g} to "
+            f"at step {stability.step} the mean reward jumped from {stability.before:.3g} to "
             f"{stability.after:.3g}, {abs(stability.jump):.2g} standard deviations within four steps",
             "1. Something outside of training changed the reward: a judge's version, an endpoint, a schedule in "
             "reward_funcs. 2. The prompts changed (a curriculum). 3. The policy jumped: see kl and grad_norm.",
             {"jump": stability.jump},
+        )  # fmt: skip
+    if stability.fall > 1.0 and abs(stability.jump) <= 1.0:
+        yield "reward_drop", Finding(
+            Severity.WARNING, _METRIC + "stability", stability.drift,
+            f"the mean reward has fallen by {-stability.drift:.3g} since step {stability.since}, "
+            f"{stability.fall:.2g} standard deviations",
+            "Training makes it worse. 1. The sign of a weight in reward_funcs may be wrong, or a schedule lowers it. "
+            "2. The prompts became harder (a curriculum). 3. Lower learning_rate: see kl and entropy.",
+            {"fall": stability.fall},
         )  # fmt: skip
     if stability.spread < 0.1 or stability.spread > 10:
         yield "reward_spread_changed", Finding(

@@ -12,7 +12,7 @@ from trl_ext.rewards.reliability.duplicates import LEAST, distinct_share, divers
 from trl_ext.rewards.reliability.edits import LENGTH_PAYS, bounds_for
 from trl_ext.rewards.reliability.features import features
 from trl_ext.rewards.reliability.findings import Facts, findings_of
-from trl_ext.rewards.reliability.gold import GoldSeries
+from trl_ext.rewards.reliability.gold import DISAGREES, GoldSeries
 from trl_ext.rewards.reliability.numbers import ramp, spearman
 from trl_ext.rewards.reliability.probes import Effect, Probes
 from trl_ext.rewards.reliability.report import PARTS, ReliabilityReport
@@ -132,7 +132,7 @@ class RewardReliability:
                 _add(measures, f"correlation/{names[i]}/{names[j]}", spearman(rewards[rows, i], rewards[rows, j]))
         if len(latest) >= LEAST:
             measures["distinct"], measures["distinct_start"] = distinct_share(latest), start["distinct_start"]
-        stability = stability_of(self.window.step_means, self.window.step_stds)
+        stability = stability_of(self.window.steps, self.window.step_means, self.window.step_stds)
         if stability is not None:
             measures |= {f"stability/{name}": float(value) for name, value in stability._asdict().items()}
         scale = _scale(max(std, start.get("std_start", 0.0)), rewards)
@@ -144,6 +144,8 @@ class RewardReliability:
         gold = self.gold.trend()
         if gold is not None:
             measures |= {f"gold/{name}": float(v) for name, v in gold._asdict().items() if v is not None}
+        _add(measures, "gold/correlation", self.gold.correlation())
+        measures |= {"gold/compared": float(len(self.gold.latest)), "gold/silent": float(self.gold.silent)}
         _add(measures, "probe_set/correlation", self._probe_set)
         return Facts(
             names, components, measures, len(self.window), len(known), stability, gold,
@@ -197,6 +199,8 @@ class RewardReliability:
         if "distinct" in m:
             parts["diversity"] = diversity(m["distinct"], m["distinct_start"])
         agreement = [facts.gold.part()] if facts.gold is not None else []
+        if "gold/correlation" in m:
+            agreement.append(ramp(m["gold/correlation"], DISAGREES / 2, 2 * DISAGREES))
         if self._probe_set is not None:
             agreement.append(ramp(self._probe_set, 0.2, -0.2))
         if agreement:

@@ -6,12 +6,15 @@ from typing import NamedTuple
 import numpy as np
 
 from trl_ext.rewards.reliability.numbers import ramp
+from trl_ext.rewards.reliability.window import STEPS_KEPT
 
 _SIDE = 4  # steps on either side of a change point
 _LEAST = 16  # steps before which none is looked for
 _AT_ONCE = 0.7  # of a jump comes from one step to the next
 _OUTLIER = 8.0  # robust standard deviations of the changes: learning makes many small ones, a new reward one large one
 _START = 8  # steps that the spread is compared with
+_FALLS = 6.0  # of their scatter
+_RISING = 16  # steps from the start in which a jump upwards is fast learning
 
 
 class Stability(NamedTuple):
@@ -21,31 +24,35 @@ class Stability(NamedTuple):
         jump: the largest change of the mean from four steps to the next four (medians) that is an outlier among all
             such changes and comes from one step to the next, in standard deviations of the reward over the completions
             of a step; 0 where none is.
-        steps_ago: when that was.
+        step: when that was; the latest one where there is none.
         before, after: median of the four steps on either side.
         spread: standard deviation of the latest eight steps by that of the first eight.
         drift: mean of the latest eight steps minus that of the first eight, in the reward's unit.
         rises: whether that is more than their scatter explains.
+        since: the first step looked at.
+        fall: how far the mean fell by the drift, in standard deviations of a usual step; 0 where scatter explains it.
     """
 
     jump: float
-    steps_ago: int
+    step: int
     before: float
     after: float
     spread: float
     drift: float
     rises: bool
+    since: int
+    fall: float
 
     def part(self) -> float:
-        """1 for a jump below half a standard deviation and a spread within a factor of 4 of the start. Of a reward that
-        has risen a smaller spread is what learning brings: more and more completions earn it."""
+        """1 for a jump and a fall below half a standard deviation, and a spread within a factor of 4 of the start. Of a
+        reward that has risen a smaller spread is what learning brings: more and more completions earn it."""
         change = abs(np.log(max(self.spread, 1e-6)))
         if self.spread < 1 and self.rises:
             change = 0.0
-        return ramp(abs(self.jump), 0.5, 2.0) * ramp(change, np.log(4), np.log(20))
+        return ramp(max(abs(self.jump), self.fall), 0.5, 2.0) * ramp(change, np.log(4), np.log(20))
 
 
-def stability_of(means: Sequence[float], stds: Sequence[float]) -> Stability | None:
+def stability_of(steps: Sequence[int], means: Sequence[float], stds: Sequence[float]) -> Stability | None:
     """`None` for fewer than 16 steps."""
     if len(means) < _LEAST:
         return None
@@ -59,13 +66,17 @@ def stability_of(means: Sequence[float], stds: Sequence[float]) -> Stability | N
     usual = np.median(changes)
     away = np.abs(changes - usual)
     at = int(np.argmax(away))
-    steps = np.abs(np.diff(levels[at : at + 2 * _SIDE]))  # learning, however fast, takes several steps
-    sudden = steps.max() >= _AT_ONCE * abs(changes[at])
+    single = np.abs(np.diff(levels[at : at + 2 * _SIDE]))  # learning, however fast, takes several steps
+    sudden = single.max() >= _AT_ONCE * abs(changes[at])
+    learnt = changes[at] > 0 and at + _SIDE < _RISING and len(levels) < STEPS_KEPT
     noise = 1.4826 * float(np.median(away))
-    rises = drift > 4 * scatter
-    if not sudden or away[at] <= _OUTLIER * noise or away[at] <= 1e-9 + 1e-6 * abs(float(levels.mean())):
-        return Stability(0.0, 0, float(levels[0]), float(levels[-1]), spread, drift, rises)
+    rises, usual_std = drift > 4 * scatter, float(np.median(spreads))
+    fall = -drift / usual_std if drift < -_FALLS * scatter and usual_std > 0 else 0.0
+    tiny = away[at] <= 1e-9 + 1e-6 * abs(float(levels.mean()))
+    since, now = int(steps[0]), int(steps[-1])
+    if learnt or tiny or not sudden or away[at] <= _OUTLIER * noise:
+        return Stability(0.0, now, float(levels[0]), float(levels[-1]), spread, drift, rises, since, fall)
     scale = float(spreads[at : at + 2 * _SIDE].max())  # around the jump: at the end all may be equal
     jump = float(changes[at]) / scale if scale > 0 else float(np.sign(changes[at])) * 10
     after = at + _SIDE
-    return Stability(jump, len(levels) - after, float(sums[at]), float(sums[after]), spread, drift, rises)
+    return Stability(jump, int(steps[after]), float(sums[at]), float(sums[after]), spread, drift, rises, since, fall)

@@ -10,6 +10,7 @@ import numpy as np
 from trl_ext.rewards.text import Completion
 
 STEPS_KEPT = 128  # means and spreads of steps, for change points
+_A_STEP = 8  # completions whose mean and spread say something: smaller steps are taken together
 
 
 class Row(NamedTuple):
@@ -22,7 +23,8 @@ class Row(NamedTuple):
 
 
 class RewardWindow:
-    """The last `size` completions, and for the last 128 steps the mean and the spread of the total.
+    """The last `size` completions, and for the last 128 steps the mean and the spread of the total; of steps with fewer
+    than 8 completions several count as one.
 
     Memory is bounded by `size` completions and one batch, whatever comes. Batches are kept as they came, since most
     steps bring one and few look at it.
@@ -32,7 +34,7 @@ class RewardWindow:
         weights: of each in the total.
         size: completions kept.
     Attributes:
-        step_means, step_stds: of the total, in order of the steps; only steps with at least two completions.
+        steps, step_means, step_stds: of the total, in order of the steps; where several count as one, the last.
         seen: completions so far.
     """
 
@@ -42,6 +44,8 @@ class RewardWindow:
         self.size = size
         self._batches: deque[tuple[int, list, list, np.ndarray]] = deque()
         self._count = 0
+        self._pending: list[float] = []
+        self.steps: deque[int] = deque(maxlen=STEPS_KEPT)
         self.step_means: deque[float] = deque(maxlen=STEPS_KEPT)
         self.step_stds: deque[float] = deque(maxlen=STEPS_KEPT)
         self.seen = 0
@@ -56,7 +60,12 @@ class RewardWindow:
         self.seen += len(completions)
         totals = totals_of(rewards, self.weights)
         totals = totals[~np.isnan(totals)]
-        if len(totals) > 1:
+        if self._pending or len(totals) < _A_STEP:
+            self._pending += totals.tolist()
+            totals = np.array(self._pending)
+        if len(totals) >= _A_STEP:
+            self._pending = []
+            self.steps.append(step)
             self.step_means.append(float(totals.mean()))
             self.step_stds.append(float(totals.std()))
 
