@@ -17,6 +17,7 @@ from trl_ext.rewards import CheckedReward
 from trl_ext.rewards.checking import DEFAULT_TIMEOUT
 from trl_ext.rewards.failures import LINES_KEPT
 from trl_ext.rewards.probing import probing
+from trl_ext.rewards.results import Unscored
 from trl_ext.rewards.time_limit import TimeLimitError, call_within
 
 
@@ -314,3 +315,101 @@ def test_a_completion_of_any_kind_can_be_kept(completion, tmp_path):
     checked = CheckedReward(lambda prompts, completions, **kwargs: ["bad"], failures_dir=tmp_path)
     assert checked(prompts=[None], completions=[completion]) == [None]
     assert lines(tmp_path)[0]["kind"] == "value"
+
+
+def spoils(prompts, completions, completion_ids=None, solution=(), **kwargs):
+    """Changes in place whatever it can reach."""
+    for message in [*prompts, *completions]:
+        message[-1]["content"] = "spoilt"
+        message[-1]["extra"]["tags"].clear()
+    for ids in completion_ids:
+        ids.clear()
+    for one in solution:
+        one["parts"].append("more")
+    kwargs["table"]["key"].clear()
+    solution.clear()
+    return [0.0] * len(completions)
+
+
+def test_a_function_that_changes_messages_ids_or_columns_in_place_changes_nothing_else():
+    def build():
+        message = [{"role": "assistant", "content": "text", "extra": {"tags": ["a"]}}]
+        return {
+            "prompts": [message], "completions": [json.loads(json.dumps(message))], "completion_ids": [[1, 2, 3]],
+            "solution": [{"parts": ["x"]}], "table": {"key": [1]},
+        }  # fmt: skip
+
+    given = build()
+    checked = CheckedReward(spoils)
+    assert checked(**given) == [0.0]
+    assert given == build()
+    assert checked.failures == 0
+
+
+def slow_on_x(prompts, completions, **kwargs):
+    while any("x" in c for c in completions):
+        time.sleep(0.001)
+    return length(prompts, completions)
+
+
+async def awaits_long_on_x(prompts, completions, **kwargs):
+    if any("x" in c for c in completions):
+        await asyncio.sleep(60)
+    return length(prompts, completions)
+
+
+@pytest.mark.parametrize("func", [slow_on_x, awaits_long_on_x])
+def test_one_slow_completion_costs_one_reward(func, tmp_path):
+    checked = CheckedReward(func, timeout=0.8, failures_dir=tmp_path)
+    started = time.monotonic()
+    assert ask(checked, "a", "x", *["abc"] * 20) == [1.0, None, *[3.0] * 20]
+    assert time.monotonic() - started < 1.5 * 0.8 + 1
+    (line,) = lines(tmp_path)
+    assert (line["kind"], line["completion"]) == ("timeout", "x")
+    assert line["message"].startswith("took longer than 0.8 s: make it faster")
+
+
+@pytest.mark.parametrize("func", [slow_on_x, awaits_long_on_x])
+def test_where_all_are_slow_a_few_are_asked_alone(func):
+    asked = []
+
+    def counted(prompts, completions, **kwargs):
+        asked.append(len(completions))
+        return func(prompts, completions, **kwargs)
+
+    async def awaited(prompts, completions, **kwargs):
+        asked.append(len(completions))
+        return await func(prompts, completions, **kwargs)
+
+    checked = CheckedReward(counted if func is slow_on_x else awaited, timeout=0.3)
+    started = time.monotonic()
+    assert ask(checked, *["x"] * 64) == [None] * 64
+    assert time.monotonic() - started < 0.3 * 1.5 + 1
+    assert len(asked) <= 1 + 4 + 8
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_a_plain_function_returns_is_named_and_closed(tmp_path):
+    checked = CheckedReward(lambda **kwargs: awaits_and_breaks_on_x(**kwargs), name="f", failures_dir=tmp_path)
+    assert ask(checked, "a", "b") == [None, None]
+    assert lines(tmp_path)[0]["message"] == "returned a coroutine that nobody awaits: write the function with async def"
+
+
+def test_a_nan_may_say_why(tmp_path):
+    checked = CheckedReward(lambda **kwargs: [1.0, Unscored("is no film"), 2.0], name="f", failures_dir=tmp_path)
+    assert ask(checked, "a", "b", "c") == [1.0, None, 2.0]
+    assert [line["message"] for line in lines(tmp_path)] == ["is no film"]
+    copy = pickle.loads(pickle.dumps(Unscored("why")))
+    assert (copy.reason, copy == copy) == ("why", False)
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("value", [Unprintable(), [Unprintable()], 10**5000], ids=["one", "in a list", "huge"])
+def test_a_value_that_cannot_be_printed_costs_one_reward(value, tmp_path):
+    checked = CheckedReward(lambda **kwargs: [1.0, value], name="f", failures_dir=tmp_path)
+    assert ask(checked, "a", "b") == [1.0, None]
+    assert "that cannot be printed" in lines(tmp_path)[0]["message"]

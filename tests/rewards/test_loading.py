@@ -241,3 +241,48 @@ def test_rewards_nest():
 def test_a_mapping_on_the_command_line_is_read_as_yaml():
     reward, weight = one("{name: repetition, weight: 0.5, kwargs: {n: 1}}")
     assert (ask(reward, "a a b c"), weight) == ([0.75], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"name": "length", "weight": 1e19}, "has the weight 1e\\+19"),
+        ({"name": "length", "on_failure": 1e39}, "not 1e\\+39; the largest is 1e18"),
+        ({"name": "length", "on_failure": -1e12, "weight": 1e9}, "gives -1e\\+12 on_failure, times the weight 1e\\+09"),
+        ({"name": "keywords", "kwargs": {"weights": {"good": 1e300}}}, "not 1e\\+300; the largest is 1e18"),
+        ({"name": "regex", "kwargs": {"pattern": "a", "match": 1e39}}, "number for match, .* the largest is 1e18"),
+        ({"name": "clip", "kwargs": {"reward": "length", "maximum": 10**400}}, "the largest is 1e18"),
+        ({"name": "os.system", "kwargs": {"command": "touch made"}}, "is Python's own and no reward"),
+        ({"name": "shutil:rmtree", "kwargs": {"path": "."}}, "is Python's own and no reward"),
+        ("{name: " * 2000, "cannot be read"),
+    ],
+)
+def test_what_would_overflow_or_run_something_else_is_refused(spec, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        load_reward_funcs([spec])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reward_weights_that_would_overflow_are_refused():
+    with pytest.raises(UserError, match=r"reward_weights has 1e\+30"):
+        load_reward_funcs(["length"], [1e30])
+
+
+@pytest.mark.parametrize(("weight", "value", "given"), [(1e6, 1e12, 1e12), (1e6, 1.1e12, None), (1e-6, 1e18, 1e18)])
+def test_what_is_too_large_is_so_with_its_weight(own, weight, value, given):
+    reward, _ = one({"name": own + ":make_constant", "kwargs": {"value": value}, "weight": weight})
+    assert ask(reward, "a") == [given]
+
+
+def test_rewards_nest_only_so_deep():
+    def nested(levels):
+        spec = "length"
+        for _ in range(levels):
+            spec = {"name": "clip", "kwargs": {"reward": spec, "maximum": 1.0}}
+        return spec
+
+    reward, _ = one(nested(31))
+    assert ask(reward, "a b c d e f g h i j k l") == [1.0]
+    with pytest.raises(UserError, match=r"^rewards are nested too deeply in each other: at most 32 levels$"):
+        one(nested(200))

@@ -271,3 +271,70 @@ def test_arguments_that_do_not_fit_are_named(arguments, said):
 def test_rewards_of_another_shape_are_refused():
     with pytest.raises(UserError, match="rewards have the shape"):
         RewardReliability(NAMES, WEIGHTS).observe(1, ["p"], ["a"], [[1.0]])
+
+
+def test_rewards_of_no_weight_train_nothing():
+    reliability = RewardReliability(NAMES, [0.0, 0.0])
+    world = World()
+    for step in range(1, 41):
+        reliability.observe(step, ["p"] * BATCH, world.completions(), world.rewards())
+    report = reliability.report()
+    assert report.parts["signal"] == 0.0
+    assert report.findings["reward_unweighted"].severity == "error"
+
+
+def test_a_function_that_hardly_ever_applies_is_named():
+    def rare(step, completions, rewards):
+        return completions, np.where(
+            np.arange(len(rewards))[:, None] * [1, 0] + (step % 3) > 0, [np.nan, 0.0], 0
+        ) + rewards
+
+    finding = World().run(change=rare).reliability.report().findings["reward_rarely_applies"]
+    assert "quality gave a number to" in finding.message and finding.severity == "info"
+
+
+def test_a_reward_that_falls_slowly_is_told():
+    def falls(step, completions, rewards):
+        return completions, rewards - [0.1 * step, 0.0]
+
+    finding = World().run(change=falls).reliability.report().findings["reward_drop"]
+    assert finding.severity == "warning"
+    assert finding.evidence["fall"] > 2
+
+
+def test_a_penalty_that_was_learnt_is_no_dead_reward():
+    for weight, at_last, serious in ((-1.0, 0.0, False), (-1.0, 1.0, True), (1.0, 0.0, True)):
+        reliability, world = RewardReliability(["quality", "wordy"], [1.0, weight]), World()
+        for step in range(1, 41):
+            wordy = (world.random.random(BATCH) < 0.5) if step < 8 else np.full(BATCH, at_last)
+            rewards = np.column_stack([world.rewards()[:, 0], wordy])
+            reliability.observe(step, ["p"] * BATCH, world.completions(), rewards)
+        for step in range(41, 80):  # the window has only what came last
+            rewards = np.column_stack([world.rewards()[:, 0], np.full(BATCH, at_last)])
+            reliability.observe(step, ["p"] * BATCH, world.completions(), rewards)
+        findings = reliability.report().findings
+        told = findings.get("dead_reward_component")
+        assert (told is not None and told.severity == "warning") == serious, (weight, at_last)
+
+
+def test_a_reward_that_ranks_against_the_held_back_one_is_told_without_any_trend():
+    world = World().run()
+    for step in range(10):
+        rewards = world.rewards()
+        world.reliability.observe_gold(step, ["p"] * BATCH, world.completions(), rewards, -rewards[:, 0])
+    report = world.reliability.report()
+    assert report.findings["reward_disagrees"].severity == "warning"
+    assert report.parts["agreement"] < 0.2
+    assert set(report.findings) == {"reward_disagrees"}
+
+
+def test_a_held_back_reward_that_says_nothing_is_told():
+    world = World().run()
+    for step in range(3):
+        world.reliability.observe_gold(
+            step, ["p"] * BATCH, world.completions(), world.rewards(), np.full(BATCH, np.nan)
+        )
+    finding = world.reliability.report().findings["held_back_reward_silent"]
+    assert "the last 3 times" in finding.message
+    world.reliability.observe_gold(4, ["p"] * BATCH, world.completions(), world.rewards(), world.rewards()[:, 0])
+    assert "held_back_reward_silent" not in world.reliability.report().findings

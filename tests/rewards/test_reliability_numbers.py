@@ -1,6 +1,7 @@
 """The arithmetic of reliability against scipy, numpy and numbers worked out by hand."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from trl_ext.rewards.reliability.gold_trend import GoldTrend
 from trl_ext.rewards.reliability.numbers import ramp, ranks, slope, spearman
 from trl_ext.rewards.reliability.probes import probe
 from trl_ext.rewards.reliability.stability import stability_of
-from trl_ext.rewards.reliability.window import totals_of
+from trl_ext.rewards.reliability.window import RewardWindow, totals_of
 
 
 @pytest.mark.parametrize(
@@ -282,3 +283,119 @@ def test_one_odd_value_now_and_then_does_not_hide_hacking(odd, which):
             values[which][3] = odd
         series.add(i, ["p"] * 32, ["c"] * 32, values["proxy"], values["gold"])
     assert series.trend().parted()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 32])
+def test_small_steps_are_taken_together(batch):
+    """A jump by five standard deviations is told at every batch size, with the step at which it was."""
+    random, window = np.random.default_rng(0), RewardWindow(["a"], [1.0], 1000)
+    one = -(-8 // batch)  # steps that count as one
+    for step in range(1, 100 * one + 1):
+        rewards = random.normal(5.0 if step > 75 * one else 0.0, 1.0, (batch, 1))
+        window.add(step, ["p"] * batch, ["c"] * batch, rewards)
+    found = stability_of(window.steps, window.step_means, window.step_stds)
+    assert found.jump == pytest.approx(5.0, rel=0.4)
+    assert abs(found.step - 75 * one) <= 2 * one
+    assert np.mean(window.step_stds) == pytest.approx(1.0, abs=0.25)
+
+
+@pytest.mark.parametrize("tau", [1, 2, 4, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_learning_at_once_is_no_jump_and_falling_at_once_is_one(tau, seed):
+    noise = np.random.default_rng(seed).normal(0, 0.02, 80)
+    learnt = 1 - np.exp(-np.arange(80) / tau) + noise
+    assert stability_of(range(80), learnt, [0.2] * 80).jump == 0.0
+    later = np.where(np.arange(80) < 40, 0.0, 1.0) + noise
+    assert stability_of(range(80), later, [0.2] * 80).jump == pytest.approx(5.0, rel=0.1)
+    falls = np.where(np.arange(80) < 6, 1.0, 0.0) + noise
+    assert stability_of(range(80), falls, [0.2] * 80).jump == pytest.approx(-5.0, rel=0.1)
+
+
+def test_a_slow_fall_is_told_in_standard_deviations_and_noise_is_none():
+    random = np.random.default_rng(0)
+    means = np.linspace(1.0, 0.0, 100) + random.normal(0, 0.05, 100)
+    found = stability_of(range(1, 101), means, [0.25] * 100)
+    assert found.fall == pytest.approx(0.93 / 0.25, rel=0.1)  # means of eight at either end
+    assert (found.jump, found.since, found.part()) == (0.0, 1, 0.0)
+    for seed in range(50):
+        level = np.cumsum(np.random.default_rng(seed).normal(0, 0.02, 128))  # wanders by 0.2
+        assert stability_of(range(128), level + random.normal(0, 0.2, 128), [1.0] * 128).part() > 0.8
+
+
+def components(weights, rewards, lowest=None, highest=None):
+    rewards, weights = np.array(rewards, dtype=float).reshape(-1, len(weights)), np.array(weights)
+    lowest = rewards.min(axis=0) if lowest is None else np.array(lowest)
+    highest = rewards.max(axis=0) if highest is None else np.array(highest)
+    totals = totals_of(rewards, weights)
+    return components_of([f"f{i}" for i in range(len(weights))], weights, rewards, totals, lowest, highest), totals
+
+
+def test_a_penalty_of_negative_weight_is_read_by_what_it_adds():
+    """It is learnt when it is always 0, after it was 1; and it is at its worst when it is always 1."""
+    (learnt,), _ = components([-1.0], [0.0] * 64, lowest=[0.0], highest=[1.0])
+    assert learnt.state == "saturated"
+    (worst,), _ = components([-1.0], [1.0] * 64, lowest=[0.0], highest=[1.0])
+    assert (worst.state, worst.worth) == ("dead", -1.0)
+    (reward,), _ = components([1.0], [1.0] * 64, lowest=[0.0], highest=[1.0])
+    assert reward.state == "saturated"
+    (mostly,), _ = components([-1.0], [0.0] * 63 + [1.0])
+    assert mostly.state == "saturated"
+
+
+def test_the_signal_is_that_of_the_weighted_functions():
+    random = np.random.default_rng(0).normal(size=(64, 1))
+    for weights, rewards, lowest, expected in (
+        ([0.0, 0.0], np.hstack([random, random]), None, 0.0),  # nothing is trained on
+        ([1.0], [1.0] * 64, [0.0], 2 / 3),  # learnt by all
+        ([1.0], [1.0] * 64, [1.0], 0.0),  # dead
+        ([1.0, -1.0], np.hstack([random, random]), None, 0.0),  # cancel out
+        ([1.0, 3.0], np.hstack([random, np.ones((64, 1))]), None, 0.25),
+    ):
+        found, totals = components(weights, rewards, lowest)
+        assert signal(found, bool(np.ptp(totals) > 0)) == pytest.approx(expected)
+
+
+def gold_run(every, steps, gold, seed=0, wander=(0.8, 0.15), batch=32):
+    """The first step at which the two have parted; both wander, so that neighbours err alike."""
+    random, series, drift = np.random.default_rng(seed), GoldSeries(), [0.0, 0.0]
+    for step in range(1, steps + 1):
+        drift = [wander[0] * one + wander[1] * random.normal() for one in drift]
+        if step % every == 0:
+            proxy = random.normal(2 * step / steps + drift[0], 1.0, batch)
+            series.add(step, ["p"] * batch, ["c"] * batch, proxy, random.normal(gold(step) + drift[1], 1.0, batch))
+            trend = series.trend()
+            if trend is not None and trend.parted():
+                return step
+    return None
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, 300), (5, 400), (10, 1000)])
+def test_a_held_back_reward_that_wanders_is_not_said_to_fall(every, steps):
+    told = [gold_run(every, steps, lambda step: 0.0, seed) for seed in range(12)]
+    assert sum(step is not None for step in told) <= 1, told
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, 300), (10, 300), (10, 1000)])
+def test_a_held_back_reward_that_falls_is_told_at_every_rate_of_asking(every, steps):
+    slow = [gold_run(every, steps, lambda step: -1.5 * step / steps, seed) for seed in range(8)]
+    at_once = [gold_run(every, steps, lambda step: -1.0 * (step > steps / 2), seed) for seed in range(8)]
+    assert sum(step is not None for step in slow) >= 7, slow
+    assert sum(step is not None and step > steps / 2 for step in at_once) >= 7, at_once
+
+
+def test_evaluations_are_means_over_the_whole_run():
+    series, given = GoldSeries(), []
+    random = np.random.default_rng(0)
+    for step in range(1, 1001):
+        given.append(random.normal())
+        values = given[-1] + np.array([-1.0, 1.0, -1.0, 1.0])
+        series.add(step, ["p"] * 4, ["c"] * 4, values, -values)
+    kept = series.evaluations
+    assert 32 <= len(kept) <= 64
+    assert [row.first for row in kept[:2]] == [1, 21]
+    for row, following in pairwise(kept):
+        part = given[row.first - 1 : following.first - 1]
+        assert row.proxy == pytest.approx(np.mean(part))
+        assert row.gold == pytest.approx(-np.mean(part))
+        assert row.step == pytest.approx((row.first + following.first - 1) / 2)
+        assert row.completions == 4 * len(part)

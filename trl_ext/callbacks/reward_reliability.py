@@ -135,7 +135,7 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
             return
         self._handler = calling_handler(self)
         folder = self._folder(args)
-        keep_failures(checked_rewards(trainer), folder)
+        keep_failures([*checked_rewards(trainer), *([self._gold] if self._gold is not None else [])], folder)
         self._reliability = RewardReliability(self._source.names, self._source.weights, self._numbers["window"])
         self._alerts, self._latest, self._report = RewardAlerts(), {}, None
         self._state, self._main = state, bool(state.is_world_process_zero)

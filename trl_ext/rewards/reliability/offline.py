@@ -81,9 +81,10 @@ def check_completions(
             reliability = RewardReliability(names, weights, window)
         given = score(call) if functions else _given(batch, reliability.window.names, reader)
         reliability.observe(step, call.prompts, call.completions, given)
-        gold = ask(gold_reward, call) if gold_reward is not None else [row.get("gold") for row in batch]
-        golden = np.array([value if _is_number(value) else np.nan for value in gold], dtype=float)
-        reliability.observe_gold(step, call.prompts, call.completions, given, golden)
+        if gold_reward is not None or any("gold" in row for row in batch):
+            gold = ask(gold_reward, call) if gold_reward is not None else [row.get("gold") for row in batch]
+            golden = np.array([value if _is_number(value) else np.nan for value in gold], dtype=float)
+            reliability.observe_gold(step, call.prompts, call.completions, given, golden)
         last = call
     if reliability is None or last is None:
         raise UserError(f"{where} has no completions")
