@@ -399,3 +399,17 @@ def test_evaluations_are_means_over_the_whole_run():
         assert row.gold == pytest.approx(-np.mean(part))
         assert row.step == pytest.approx((row.first + following.first - 1) / 2)
         assert row.completions == 4 * len(part)
+
+
+def test_a_fall_at_once_is_told_soon_and_is_no_hacking_beside_a_reward_that_rests():
+    def falls(step):
+        return -1.0 * (step > 150)
+
+    told = [gold_run(1, 300, falls, seed, wander=(0.0, 0.0)) for seed in range(8)]
+    assert sum(step is not None and 150 < step <= 175 for step in told) >= 7, told
+    for seed in range(8):
+        random, series = np.random.default_rng(seed), GoldSeries()
+        for step in range(1, 301):
+            series.add(step, ["p"] * 32, ["c"] * 32, random.normal(size=32), random.normal(2 * falls(step), 1.0, 32))
+            trend = series.trend()
+            assert trend is None or not trend.parted()
