@@ -239,11 +239,13 @@ def test_two_rewards_part_only_where_all_of_it_holds():
     assert hacked.parted() and hacked.part() == 0.0
     for change in (
         {"proxy_sure": 3.9}, {"gold_sure": -3.9}, {"gold_change": -0.4}, {"proxy_change": 0.4},
-        {"evaluations": 16, "gold_sure": -5.0},
+        {"evaluations": 16, "gold_sure": -5.0, "gold_change": -0.9},
     ):  # fmt: skip
         assert not hacked._replace(**change).parted(), change
         assert hacked._replace(**change, dropped=True).parted()
     assert hacked._replace(proxy_sure=3.9).part() == 1.0
+    assert not hacked._replace(over=True).parted() and hacked._replace(over=True).part() == 1.0
+    assert hacked._replace(evaluations=16, gold_sure=-5.0).parted(), "a large fall needs less"
     assert hacked._replace(gold_change=-0.625).part() == pytest.approx(0.5)
 
 

@@ -4,14 +4,18 @@ import re
 
 Completion = str | list[dict]
 
-# A letter of a script that puts no space between words, with the signs and punctuation after it: Han, kana, Thai, Lao,
-# Myanmar, Khmer.
-_UNSPACED = re.compile(
-    "[\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
-    "\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ec0-\u0ec6\u1000-\u102a\u1780-\u17b3]"
-    "[\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u17b4-\u17d3"
-    "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20]*"
+# Letters of scripts that put no space between words (Han, kana, Thai, Lao, Myanmar, Khmer), and the signs and
+# punctuation that belong to the letter before them.
+_LETTERS = (
+    "\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
+    "\u0e01-\u0e30\u0e32\u0e33\u0e40-\u0e46\u0e81-\u0eb0\u0eb2\u0eb3\u0ec0-\u0ec6\u1000-\u102a\u1780-\u17b3"
 )
+_SIGNS = (
+    "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u17b4-\u17d3"
+    "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20"
+)
+_UNSPACED = re.compile(f"[{_LETTERS}]")
+_WORDS = re.compile(f"[{_LETTERS}][{_SIGNS}]*|[^\\s{_LETTERS}]+")
 
 
 def completion_text(completion: Completion) -> str:
@@ -30,7 +34,7 @@ def words_of(text: str) -> list[str]:
     """What stands between white space; in Chinese, Japanese, Thai and others, which write no spaces between words, each
     letter for itself."""
     if not text.isascii() and _UNSPACED.search(text):
-        text = _UNSPACED.sub(r" \g<0> ", text)
+        return _WORDS.findall(text)
     return text.split()
 
 

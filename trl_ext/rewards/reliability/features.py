@@ -15,12 +15,14 @@ def features(completions: list[Completion]) -> dict[str, np.ndarray]:
     lengths, repetitions = [], []
     for completion in completions:
         text = completion_text(completion)
-        if not text.isascii():
-            text = " ".join(words_of(text))
-        words = text.rsplit(None, _LAST)
         before = 0
-        if len(words) > _LAST:
-            before = words.pop(0).strip().count(" ") + 1
+        if text.isascii():
+            words = text.rsplit(None, _LAST)
+            if len(words) > _LAST:
+                before = words.pop(0).strip().count(" ") + 1
+        else:
+            words = words_of(text)
+            before, words = max(len(words) - _LAST, 0), words[-_LAST:]
         lengths.append(before + len(words))
         pairs = len(words) - 1
         repetitions.append(1 - len(set(pairwise(words))) / pairs if pairs > 0 else 0.0)

@@ -9,11 +9,14 @@ from trl_ext.rewards.reliability.numbers import ramp, slope
 
 MANY = 16  # evaluations, up to which it is hardly known how much neighbours err alike
 _SURE = 4.0  # standard errors: overlapping windows are looked at often
-_SURE_OF_FEW = 6.0  # over 16 evaluations or fewer
+_SURE_OF_FEW = 6.0  # over 16 evaluations or fewer, where the fall is not large
+_LARGE = 1.0  # standard deviations of the gold reward
 _FALL = 0.5  # standard deviations of the gold reward
 _LEVEL = 4  # evaluations whose mean is the level of the gold reward
 FAR, _VERY_FAR = 0.7, 1.5  # standard deviations that the level must lie below its best to need no trend; between them
 _UNUSUAL = 5.0  # this many times what it usually moves in as many evaluations
+_SCATTER = 5.0  # this many times the scatter of the evaluations
+_KNOWN = 24  # levels from which it is known how they usually move: before, one fall is most of what was seen
 
 
 class Evaluation(NamedTuple):
@@ -75,7 +78,7 @@ class GoldTrend(NamedTuple):
             self.dropped
             or (
                 self.proxy_sure > _SURE
-                and self.gold_sure < -(_SURE if self.evaluations > MANY else _SURE_OF_FEW)
+                and self.gold_sure < -(_SURE if self.evaluations > MANY or self.gold_change < -_LARGE else _SURE_OF_FEW)
                 and self.gold_change < -_FALL
                 and self.proxy_change > _FALL
             )
@@ -126,10 +129,18 @@ def since_best(rows: Sequence[Evaluation], far: float = _VERY_FAR) -> Sequence[E
     proxy_scale = float(np.mean([row.proxy_variance for row in rows])) ** 0.5
     if min(scale, proxy_scale) <= 0 or len(levels) - best < _LEVEL:
         return []
-    usual = 1.4826 * float(np.median(np.abs(levels[_LEVEL:] - levels[:-_LEVEL])))
-    needed = float(np.clip(_UNUSUAL * usual / scale, far, _VERY_FAR)) * scale
+    usual = _usual_move(np.array([row.gold for row in rows]), levels)
+    needed = float(np.clip(usual / scale, far, _VERY_FAR)) * scale
     fell = levels[best] - levels[-1] > needed and proxies[-1] - proxies[best] > _FALL * proxy_scale
     return rows[best:] if fell else []
+
+
+def _usual_move(gold: np.ndarray, levels: np.ndarray) -> float:
+    """What the level must move by to be out of the ordinary."""
+    scatter = 1.4826 / 2**0.5 * float(np.median(np.abs(np.diff(gold))))
+    if len(levels) < _KNOWN:
+        return _SCATTER * scatter
+    return max(_SCATTER * scatter, _UNUSUAL * 1.4826 * float(np.median(np.abs(levels[_LEVEL:] - levels[:-_LEVEL]))))
 
 
 def levels_of(values: Sequence[float]) -> np.ndarray:

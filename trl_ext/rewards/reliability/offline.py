@@ -31,7 +31,7 @@ class _Reader:
         step = 0
         for row in rows:
             self.read += 1
-            given = row.get("step", row.get("seen_at", self.read // _BATCH))
+            given = row.get("step", row.get("seen_at", (self.read - 1) // _BATCH))
             if not isinstance(given, int | float) or isinstance(given, bool):
                 raise UserError(f"{self.where}, completion {self.read}: step must be a number, not {given!r}")
             if batch and (given != step or len(batch) == _BATCH):
@@ -85,7 +85,8 @@ def check_completions(
             gold = ask(gold_reward, call) if gold_reward is not None else [row.get("gold") for row in batch]
             golden = np.array([value if _is_number(value) else np.nan for value in gold], dtype=float)
             reliability.observe_gold(step, call.prompts, call.completions, given, golden)
-        last = call
+        if last is None or len(call.completions) >= min(num_probes, len(last.completions)):
+            last = call  # the latest with enough to be scored again in a batch
     if reliability is None or last is None:
         raise UserError(f"{where} has no completions")
     if functions and num_probes:
