@@ -1,5 +1,6 @@
 """Each part of the reliability score falls when its fault is injected, and alone."""
 
+import json
 import math
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_a_healthy_reward_has_every_part_and_a_score_near_one():
 
 
 def jump(step, completions, rewards):
-    return completions, rewards + np.array([3.0 * (step > 30), 0.0])
+    return completions, rewards - np.array([3.0 * (step > 30), 0.0])
 
 
 def drowned(step, completions, rewards):
@@ -338,3 +339,31 @@ def test_a_held_back_reward_that_says_nothing_is_told():
     assert "the last 3 times" in finding.message
     world.reliability.observe_gold(4, ["p"] * BATCH, world.completions(), world.rewards(), world.rewards()[:, 0])
     assert "held_back_reward_silent" not in world.reliability.report().findings
+
+
+def test_functions_that_cancel_out_train_nothing():
+    reliability, world = RewardReliability(NAMES, [1.0, -1.0]), World()
+    for step in range(1, 41):
+        reward = world.rewards()[:, :1]
+        reliability.observe(step, ["p"] * BATCH, world.completions(), np.hstack([reward, reward]))
+    report = reliability.report()
+    assert report.parts["signal"] == 0.0
+    assert report.findings["reward_cancelled"].severity == "error"
+    assert "check the signs" in report.findings["reward_components_alike"].advice
+
+
+def test_an_infinite_reward_is_no_signal():
+    world = World().run()
+    rewards = world.rewards()
+    rewards[0, 0] = np.inf
+    world.reliability.observe(41, ["p"] * BATCH, world.completions(), rewards)
+    report = world.reliability.report()
+    assert report.parts["signal"] == 0.0
+    assert report.findings["reward_infinite"].severity == "error"
+
+
+def test_the_start_of_the_run_survives_a_resume():
+    world = World().run(steps=10)
+    copy = RewardReliability(NAMES, WEIGHTS)
+    copy.load_state_dict(json.loads(json.dumps(world.reliability.state_dict())))
+    assert copy.window.start == world.reliability.window.start != []

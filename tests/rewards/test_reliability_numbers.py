@@ -10,10 +10,11 @@ from scipy import stats
 from trl_ext.rewards.calls import Call
 from trl_ext.rewards.reliability.components import balance, components_of, says, signal
 from trl_ext.rewards.reliability.duplicates import distinct_share, diversity
+from trl_ext.rewards.reliability.edits import reasoning_of, with_reasoning
 from trl_ext.rewards.reliability.features import features
 from trl_ext.rewards.reliability.gold import GoldSeries
 from trl_ext.rewards.reliability.gold_trend import GoldTrend
-from trl_ext.rewards.reliability.numbers import ramp, ranks, slope, spearman
+from trl_ext.rewards.reliability.numbers import ramp, ranks, slope, spearman, spearman_of_pairs
 from trl_ext.rewards.reliability.probes import probe
 from trl_ext.rewards.reliability.stability import stability_of
 from trl_ext.rewards.reliability.window import RewardWindow, totals_of
@@ -156,7 +157,10 @@ def test_a_jump_is_measured_in_standard_deviations_and_dated():
     assert found.jump == pytest.approx(2.0, abs=0.1)
     assert found.step == 41
     assert (found.before, found.after) == pytest.approx((0, 2), abs=0.1)
-    assert found.part() == pytest.approx(0.0, abs=0.05)
+    assert found.part() == pytest.approx(2 / 3, abs=0.05), "upwards it counts half"
+    downwards = stability_of(range(1, len(means) + 1), [-mean for mean in means], [1.0] * 60)
+    assert downwards.jump == pytest.approx(-2.0, abs=0.1)
+    assert downwards.part() == pytest.approx(0.0, abs=0.05)
     assert stability_of(range(1, len(means) + 1), means, [4.0] * 60).jump == pytest.approx(0.5, abs=0.05)
 
 
@@ -291,7 +295,7 @@ def test_one_odd_value_now_and_then_does_not_hide_hacking(odd, which):
 def test_small_steps_are_taken_together(batch):
     """A jump by five standard deviations is told at every batch size, with the step at which it was."""
     random, window = np.random.default_rng(0), RewardWindow(["a"], [1.0], 1000)
-    one = -(-8 // batch)  # steps that count as one
+    one = -(-32 // batch)  # steps that count as one
     for step in range(1, 100 * one + 1):
         rewards = random.normal(5.0 if step > 75 * one else 0.0, 1.0, (batch, 1))
         window.add(step, ["p"] * batch, ["c"] * batch, rewards)
@@ -415,3 +419,63 @@ def test_a_fall_at_once_is_told_soon_and_is_no_hacking_beside_a_reward_that_rest
             series.add(step, ["p"] * 32, ["c"] * 32, random.normal(size=32), random.normal(2 * falls(step), 1.0, 32))
             trend = series.trend()
             assert trend is None or not trend.parted()
+
+
+def test_spearman_of_pairs_equals_spearman_of_each():
+    random = np.random.default_rng(0)
+    columns = random.integers(0, 9, (60, 4)).astype(float)
+    columns[::7, 2] = np.nan
+    columns[:, 3] = 1.0
+    found = spearman_of_pairs(columns)
+    assert found.keys() == {(0, 1), (0, 2), (1, 2)}  # a constant has none
+    for (i, j), value in found.items():
+        assert value == pytest.approx(spearman(columns[:, i], columns[:, j]))
+    assert spearman_of_pairs(columns[:7]) == {}
+
+
+@pytest.mark.parametrize("steps", [400, 2000])
+def test_the_start_of_the_run_is_what_the_latest_steps_are_compared_with(steps):
+    """Three standard deviations down over the whole run, of which the last 128 steps see a small part."""
+    random, window = np.random.default_rng(0), RewardWindow(["a"], [1.0], 1000)
+    for step in range(1, steps + 1):
+        window.add(step, ["p"] * 32, ["c"] * 32, random.normal(-3 * step / steps, 1.0, (32, 1)))
+    found = stability_of(window.steps, window.step_means, window.step_stds, window.start)
+    assert found.fall == pytest.approx(3.0, abs=0.3)
+    assert (found.since, found.jump, found.part()) == (1, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("batch", [4, 8, 32])
+@pytest.mark.parametrize("kind", ["rare", "common", "clipped", "at once"])
+def test_binary_and_clipped_rewards_are_stable(batch, kind):
+    """Rewards of which most are equal, and that are learnt until all are."""
+    unstable = 0
+    for seed in range(10):
+        random, window = np.random.default_rng(seed), RewardWindow(["a"], [1.0], 1000)
+        parts = []
+        for step in range(1, 301):
+            learnt = 1 / (1 + np.exp(-(step - 60) / (2.5 if kind == "at once" else 8)))
+            p = {"rare": 0.05, "common": 0.95, "at once": 0.02 + 0.98 * learnt}.get(kind, 0.0)
+            rewards = (random.random((batch, 1)) < p).astype(float)
+            if kind == "clipped":
+                rewards = np.clip(random.normal(-1 + 3 * learnt, 0.5, (batch, 1)), -1, 1)
+            window.add(step, ["p"] * batch, ["c"] * batch, rewards)
+            if step % 20 == 0:
+                found = stability_of(window.steps, window.step_means, window.step_stds, window.start)
+                parts.append(1.0 if found is None else found.part())
+        unstable += min(parts) < 0.7
+    assert unstable <= 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "without"),
+    [
+        ("<think>a b</think> c", "a b", "<think></think> c"),
+        ("<Think>a</Think> c", "a", "<Think></Think> c"),
+        ("a b\n</think> c", "a b\n", "</think> c"),  # opened by the prompt
+        ("c", None, "c"),
+        ("<think> </think> c", None, "<think></think> c"),
+    ],
+)
+def test_reasoning_is_found_and_taken_out(text, reasoning, without):
+    assert reasoning_of(text) == reasoning
+    assert with_reasoning(text, "") == without

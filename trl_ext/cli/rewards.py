@@ -44,6 +44,8 @@ def add_rewards(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     checking.add_argument("file", metavar="FILE", help="JSON Lines with completion, and rewards unless functions are "
                           "named; step, prompt, gold and columns where there are such")  # fmt: skip
     checking.add_argument("--window", type=int, default=1000, metavar="N", help="completions that are looked at (1000)")
+    checking.add_argument("--gold_reward", metavar="NAME", help="a held-back reward, in place of the configuration's")
+    checking.add_argument("--probe_set", metavar="FILE", help="completions of known worth, as the callback takes them")
     checking.add_argument("--json", action="store_true", help="the report as one JSON object")
     checking.add_argument("--fail-on", choices=FAIL_ON, help="exit with 3 when there is such a finding or worse")
     checking.set_defaults(run=_check)
@@ -151,11 +153,12 @@ def _check(options: argparse.Namespace) -> int:
     functions, weights, config = (None, None, None)
     if options.config or options.reward_funcs:
         functions, weights, config = _functions(options)
-    gold, probe_set = None, None
-    if config is not None and config.gold_reward is not None:
-        gold = load_reward_funcs([config.gold_reward])[0][0]
-    if config is not None and config.probe_set is not None:
-        probe_set = read_probe_set(config.probe_set)
+    named = options.gold_reward or (None if config is None else config.gold_reward)
+    gold = None if named is None else load_reward_funcs([named])[0][0]
+    file = options.probe_set or (None if config is None else config.probe_set)
+    if file is not None and functions is None:
+        raise UserError("a probe set is scored by reward functions: name them, --config or --reward_funcs")
+    probe_set = None if file is None else read_probe_set(file)
     report = check_completions(
         read_json_lines(options.file), functions, weights, window=options.window, gold_reward=gold,
         probe_set=probe_set, tokenize=_tokenize(config.model) if config is not None else None, where=options.file,

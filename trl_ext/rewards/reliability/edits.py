@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 
 from trl_ext.rewards.text import Completion, completion_text
 
-_REASONING = re.compile(r"<(think|thinking|thought|reasoning|scratchpad)>(.*?)</\1>", re.DOTALL)
+_TAGS = "think|thinking|thought|reasoning|scratchpad"
+_REASONING = re.compile(rf"<({_TAGS})>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+_OPENED_BEFORE = re.compile(rf"\A()(.*?)</(?:{_TAGS})>", re.DOTALL | re.IGNORECASE)  # by the prompt
 _MARKED_UP = re.compile(r"[<{\\]")  # tags, JSON and LaTeX: there upper case is another word
 
 
@@ -53,8 +55,9 @@ def edited(completion: Completion, edit: Callable[[str], str | None]) -> Complet
 
 
 def reasoning_of(completion: Completion) -> str | None:
-    """What stands in the first pair of reasoning tags, `None` where there is no such pair or nothing in it."""
-    found = _REASONING.search(completion_text(completion))
+    """What stands in the first pair of reasoning tags, or before a closing one whose opening one stands in the prompt;
+    `None` where there is no such or nothing in it."""
+    found = _reasoning_in(completion_text(completion))
     return found[2] if found and found[2].strip() else None
 
 
@@ -62,6 +65,11 @@ def with_reasoning(completion: Completion, reasoning: str) -> Completion:
     """The same answer with another reasoning between the tags, which stay."""
 
     def replace(text: str) -> str:
-        return _REASONING.sub(lambda found: f"<{found[1]}>{reasoning}</{found[1]}>", text, count=1)
+        found = _reasoning_in(text)
+        return text if found is None else text[: found.start(2)] + reasoning + text[found.end(2) :]
 
     return edited(completion, replace)
+
+
+def _reasoning_in(text: str) -> re.Match | None:
+    return _REASONING.search(text) or _OPENED_BEFORE.search(text)

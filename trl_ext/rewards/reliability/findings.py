@@ -163,6 +163,14 @@ def _components(facts: Facts) -> _Found:
             "every reward function has the weight 0, so that every completion gets the reward 0",
             "Nothing is trained on: give a function of reward_funcs a weight.",
         )  # fmt: skip
+    elif (
+        facts.counted >= LEAST and facts.measures["std"] == 0 and any(c.weight and c.std > 0 for c in facts.components)
+    ):
+        yield "reward_cancelled", Finding(
+            Severity.ERROR, _METRIC + "signal", 0.0,
+            "the functions differ between completions, and their weighted sum does not",
+            "Nothing is trained on: one function of reward_funcs undoes the other, check the signs of their weights.",
+        )  # fmt: skip
     rare = [c for c in facts.components if c.weight and 0 < c.applies < _RARELY]
     if rare and facts.completions >= _A_FULL_LOOK:
         count = round(rare[0].applies * facts.completions)
@@ -240,7 +248,7 @@ def _stability(facts: Facts) -> _Found:
     stability = facts.stability
     if stability is None:
         return
-    if abs(stability.jump) > 1.0:
+    if stability.sudden > 1.0:
         yield "reward_jump", Finding(
             Severity.WARNING, _METRIC + "stability", stability.after,
             f"at step {stability.step} the mean reward jumped from {stability.before:.3g} to "
@@ -249,7 +257,7 @@ def _stability(facts: Facts) -> _Found:
             "reward_funcs. 2. The prompts changed (a curriculum). 3. The policy jumped: see kl and grad_norm.",
             {"jump": stability.jump},
         )  # fmt: skip
-    if stability.fall > 1.0 and abs(stability.jump) <= 1.0:
+    if stability.fall > 1.0 and stability.sudden <= 1.0:
         yield "reward_drop", Finding(
             Severity.WARNING, _METRIC + "stability", stability.drift,
             f"the mean reward has fallen by {-stability.drift:.3g} since step {stability.since}, "
@@ -322,6 +330,7 @@ def _sensitivity(facts: Facts) -> _Found:
 
 
 def _alike(facts: Facts) -> _Found:
+    signs = {component.name: -1 if component.weight < 0 else 1 for component in facts.components}
     for i, a in enumerate(facts.names):
         for b in facts.names[i + 1 :]:
             r = facts.measures.get(f"correlation/{a}/{b}")
@@ -330,7 +339,8 @@ def _alike(facts: Facts) -> _Found:
                     Severity.INFO, f"reward/{b}/mean", r,
                     f"{a} and {b} rank completions alike (correlation {r:+.2f})",
                     "Two functions that say the same count twice: keep one in reward_funcs, or halve the weights."
-                    if r > 0 else "One function undoes the other: check the signs of their weights in reward_funcs.",
+                    if r * signs[a] * signs[b] > 0
+                    else "One function undoes the other: check the signs of their weights in reward_funcs.",
                 )  # fmt: skip
 
 

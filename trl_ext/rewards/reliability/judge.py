@@ -13,7 +13,7 @@ from trl_ext.rewards.reliability.edits import LENGTH_PAYS, bounds_for
 from trl_ext.rewards.reliability.features import features
 from trl_ext.rewards.reliability.findings import Facts, findings_of
 from trl_ext.rewards.reliability.gold import DISAGREES, GoldSeries
-from trl_ext.rewards.reliability.numbers import ramp, spearman
+from trl_ext.rewards.reliability.numbers import ramp, spearman, spearman_of_pairs
 from trl_ext.rewards.reliability.probes import Effect, Probes
 from trl_ext.rewards.reliability.report import PARTS, ReliabilityReport
 from trl_ext.rewards.reliability.stability import stability_of
@@ -109,7 +109,8 @@ class RewardReliability:
         self._infinite.clear()
 
     def _facts(self, rewards: np.ndarray, totals: np.ndarray, completions: list[Completion]) -> Facts:
-        names, weights = self.window.names, self.window.weights
+        window = self.window
+        names, weights = window.names, window.weights
         components = of_components.components_of(names, weights, rewards, totals, self._lowest, self._highest)
         known = totals[~np.isnan(totals)]
         std = float(known.std()) if len(known) else 0.0
@@ -127,12 +128,11 @@ class RewardReliability:
             _add(measures, f"correlation/{name}", spearman(totals[rows], values))
         measures |= {f"infinite/{name}": float(count) for name, count in self._infinite.items() if count}
         live = [i for i, component in enumerate(components) if component.std > 0]
-        for a, i in enumerate(live):
-            for j in live[a + 1 :]:
-                _add(measures, f"correlation/{names[i]}/{names[j]}", spearman(rewards[rows, i], rewards[rows, j]))
+        for (a, b), value in spearman_of_pairs(rewards[np.ix_(rows, live)]).items():
+            measures[f"correlation/{names[live[a]]}/{names[live[b]]}"] = value
         if len(latest) >= LEAST:
             measures["distinct"], measures["distinct_start"] = distinct_share(latest), start["distinct_start"]
-        stability = stability_of(self.window.steps, self.window.step_means, self.window.step_stds)
+        stability = stability_of(window.steps, window.step_means, window.step_stds, window.start)
         if stability is not None:
             measures |= {f"stability/{name}": float(value) for name, value in stability._asdict().items()}
         scale = _scale(max(std, start.get("std_start", 0.0)), rewards)
@@ -190,6 +190,8 @@ class RewardReliability:
             parts["robustness"] = ramp(float(np.nanmax(sensitivity)), 1.0, 3.0)
         if facts.completions >= LEAST:
             parts["signal"] = of_components.signal(facts.components, m["std"] > 0)
+            if any(name.startswith("infinite/") for name in m):
+                parts["signal"] = 0.0
         if facts.counted >= LEAST:
             parts["balance"] = of_components.balance(facts.components)
             # a reward may well ask for brevity or for length, so only what is hardly anything else counts
@@ -235,7 +237,7 @@ class RewardReliability:
                 {
                     "kind": "suspicious", "why": f"held-back reward {gold:.3g} beside a reward of {proxy:.3g}",
                     "step": step, "prompt": prompt_text(prompt)[-2000:],
-                    "completion": completion_text(completion)[:4000], "reward": proxy, "rewards": {"gold": gold},
+                    "completion": completion_text(completion)[:4000], "reward": proxy, "rewards": {}, "gold": gold,
                 }
             )  # fmt: skip
         return found
@@ -246,6 +248,7 @@ class RewardReliability:
             "names": self.window.names,
             "gold": self.gold.state_dict(),
             "start": dict(self._start),
+            "first_steps": [list(step) for step in self.window.start],
             "highest": [value if np.isfinite(value) else None for value in self._highest.tolist()],
             "lowest": [value if np.isfinite(value) else None for value in self._lowest.tolist()],
             "seen": self.window.seen,
@@ -257,6 +260,7 @@ class RewardReliability:
             return
         self.gold.load_state_dict(state["gold"])
         self._start = {str(name): float(value) for name, value in state["start"].items()}
+        self.window.start = [(int(step), float(mean), float(std)) for step, mean, std in state["first_steps"]]
         self._highest = np.array([-np.inf if value is None else float(value) for value in state["highest"]])
         self._lowest = np.array([np.inf if value is None else float(value) for value in state["lowest"]])
         self.window.seen = int(state["seen"])

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+_FEWEST = 8  # pairs
 _CHANCE = 1.0  # standard errors of a correlation, 1 / sqrt(n): less is none
 
 
@@ -20,9 +21,23 @@ def ranks(values: np.ndarray) -> np.ndarray:
 def spearman(x: np.ndarray, y: np.ndarray) -> float | None:
     """Rank correlation of the pairs without NaN; `None` for fewer than 8 pairs, or where one of the two is constant."""
     known = ~(np.isnan(x) | np.isnan(y))
-    if known.sum() < 8:
+    if known.sum() < _FEWEST:
         return None
     return correlation(ranks(x[known]), ranks(y[known]))
+
+
+def spearman_of_pairs(columns: np.ndarray) -> dict[tuple[int, int], float]:
+    """`spearman` of each pair of columns; shape `(n, columns)`. Columns without NaN are ranked once, not for each."""
+    whole = ~np.isnan(columns).any(axis=0)
+    ranked = {i: ranks(columns[:, i]) for i in np.flatnonzero(whole)} if len(columns) >= _FEWEST else {}
+    found = {}
+    for i in range(columns.shape[1]):
+        for j in range(i + 1, columns.shape[1]):
+            both = i in ranked and j in ranked
+            value = correlation(ranked[i], ranked[j]) if both else spearman(columns[:, i], columns[:, j])
+            if value is not None:
+                found[i, j] = value
+    return found
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float | None:

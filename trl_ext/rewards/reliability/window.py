@@ -9,8 +9,9 @@ import numpy as np
 
 from trl_ext.rewards.text import Completion
 
+FIRST_STEPS = 8  # of the run, that the latest are compared with
 STEPS_KEPT = 128  # means and spreads of steps, for change points
-_A_STEP = 8  # completions whose mean and spread say something: smaller steps are taken together
+_A_STEP = 32  # completions whose mean and spread say something: smaller steps are taken together
 
 
 class Row(NamedTuple):
@@ -24,7 +25,7 @@ class Row(NamedTuple):
 
 class RewardWindow:
     """The last `size` completions, and for the last 128 steps the mean and the spread of the total; of steps with fewer
-    than 8 completions several count as one.
+    than 32 completions several count as one.
 
     Memory is bounded by `size` completions and one batch, whatever comes. Batches are kept as they came, since most
     steps bring one and few look at it.
@@ -35,6 +36,7 @@ class RewardWindow:
         size: completions kept.
     Attributes:
         steps, step_means, step_stds: of the total, in order of the steps; where several count as one, the last.
+        start: the first eight of these, as tuples.
         seen: completions so far.
     """
 
@@ -45,6 +47,7 @@ class RewardWindow:
         self._batches: deque[tuple[int, list, list, np.ndarray]] = deque()
         self._count = 0
         self._pending: list[float] = []
+        self.start: list[tuple[int, float, float]] = []
         self.steps: deque[int] = deque(maxlen=STEPS_KEPT)
         self.step_means: deque[float] = deque(maxlen=STEPS_KEPT)
         self.step_stds: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -68,6 +71,8 @@ class RewardWindow:
             self.steps.append(step)
             self.step_means.append(float(totals.mean()))
             self.step_stds.append(float(totals.std()))
+            if len(self.start) < FIRST_STEPS:
+                self.start.append((step, self.step_means[-1], self.step_stds[-1]))
 
     def __len__(self) -> int:
         return min(self._count, self.size)
