@@ -6,11 +6,16 @@ import json
 import logging
 import pickle
 import re
+import signal
+import sys
 import threading
 import time
+from collections import OrderedDict, defaultdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from trl_ext.errors import UserError
 from trl_ext.rewards import CheckedReward
@@ -222,7 +227,7 @@ def test_options_survive_a_pickle(tmp_path):
 
 @pytest.mark.parametrize("value", [1e39, 1e19, -(10**30), float("-inf"), 10**400])
 def test_what_overflows_in_float32_is_no_reward(value):
-    assert ask(CheckedReward(lambda prompts, completions, **kwargs: [value, 1e17]), "a", "b") == [None, 1e17]
+    assert ask(CheckedReward(lambda prompts, completions, **kwargs: [value, 1e14]), "a", "b") == [None, 1e14]
 
 
 def test_a_generator_is_read_within_the_time_limit_and_no_further_than_needed():
@@ -413,3 +418,83 @@ def test_a_value_that_cannot_be_printed_costs_one_reward(value, tmp_path):
     checked = CheckedReward(lambda **kwargs: [1.0, value], name="f", failures_dir=tmp_path)
     assert ask(checked, "a", "b") == [1.0, None]
     assert "that cannot be printed" in lines(tmp_path)[0]["message"]
+
+
+@pytest.mark.parametrize("seconds", [5e-5, 2e-4, 1e-3])
+def test_no_interruption_escapes_and_no_timer_is_left_however_short_the_limit(seconds):
+    def busy(until):
+        while time.perf_counter() < until:
+            pass
+
+    for i in range(2000):
+        with contextlib.suppress(TimeLimitError):  # about as long as the limit, so that it falls anywhere
+            call_within(seconds, lambda i=i: busy(time.perf_counter() + seconds * (i % 20) / 10))
+        left = signal.getitimer(signal.ITIMER_REAL)[0]
+        assert left == 0.0 or left > 100  # that of pytest-timeout
+
+
+def test_a_limit_beyond_all_clocks_is_named():
+    with pytest.raises(UserError, match=r"null for no limit, not 10000000000\.0"):
+        CheckedReward(length, timeout=1e10)
+    assert ask(CheckedReward(length, timeout=1e7), "a") == [1.0]
+
+
+def swallows(prompts, completions, **kwargs):
+    while True:
+        try:
+            time.sleep(0.001)
+        except:  # noqa: E722
+            continue
+
+
+def swallows_inside(prompts, completions, **kwargs):
+    def again():
+        try:
+            swallows(prompts, completions)
+        except BaseException:
+            return "went on"
+
+    while again():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("func", [swallows, swallows_inside])
+def test_a_function_that_catches_everything_is_given_up_all_the_same(func):
+    started, tracer = time.monotonic(), sys.gettrace()
+    assert ask(CheckedReward(func, timeout=0.2), "a") == [None]
+    assert time.monotonic() - started < 4
+    assert sys.gettrace() is tracer
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        lambda: (["x"], ["y"]), lambda: {"a"}, lambda: OrderedDict(a=[1]), lambda: defaultdict(list, a=[1]),
+        lambda: np.array([1, 2]), lambda: torch.tensor([1, 2]),
+    ],
+)  # fmt: skip
+def test_columns_of_any_container_are_copies(column):
+    def changes(prompts, completions, extra, **kwargs):
+        (one,) = extra
+        if isinstance(one, tuple):
+            one[0].append("z")
+        elif isinstance(one, set):
+            one.add("z")
+        elif isinstance(one, dict):
+            one["a"].append(2)
+        else:
+            one[0] = 99
+        return [0.0]
+
+    given = [column()]
+    checked = CheckedReward(changes)
+    assert checked(prompts=[""], completions=["c"], extra=given) == [0.0]
+    assert str(given[0]) == str(column())
+    assert checked.failures == 0
+
+
+@pytest.mark.parametrize(
+    "result", [{1.0, 2.0}, frozenset({1.0, 2.0}), b"ab", np.ma.array([1.0, 2.0], mask=[True, True])]
+)
+def test_what_has_no_order_or_no_value_is_no_reward(result):
+    assert ask(CheckedReward(lambda **kwargs: result), "a", "b") == [None, None]

@@ -251,3 +251,17 @@ def test_no_text_takes_more_than_linear_time(text):
 def test_pickles():
     copy = pickle.loads(pickle.dumps(NumericReward(tolerance=0.5)))
     assert copy(prompts=[""], completions=["1.5"], solution=[1]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "solution", "value"),
+    [
+        ("1e999999", 1, 0.0),
+        ("1e" + "9" * 30, 1, 0.0),
+        ("2 x 10^99999", 2, 0.0),
+        ("1/-2", -0.5, 1.0),
+        ("1/+2", 0.5, 1.0),
+    ],
+)
+def test_exponents_without_measure_and_signs_below_the_line(text, solution, value):
+    assert NumericReward()(prompts=[""], completions=[text], solution=[solution]) == [value]

@@ -379,6 +379,18 @@ def test_a_bad_completion_costs_itself_or_its_request_and_no_other(answer, lost,
     assert rewards.count(1.0) + rewards.count(2.0) == 40 - lost
 
 
+@pytest.mark.parametrize("bad", [(0, 1, 2, 3, 4, 5), (34, 35, 36, 37, 38, 39)])
+def test_it_does_not_matter_where_the_bad_ones_stand(bad, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Moody(400)
+    try:
+        checked = CheckedReward(make(server, batch_size=16, concurrency=1))
+        rewards = ask(checked, ["bad" if i in bad else "a" for i in range(40)])
+    finally:
+        server.close()
+    assert [i for i, reward in enumerate(rewards) if reward is None] == list(bad)
+
+
 @pytest.mark.parametrize("status", [500, 503])
 def test_an_endpoint_that_fails_at_everything_is_not_asked_for_ever(server, status):
     server.replies = [(status, {}, "", 0)] * 500

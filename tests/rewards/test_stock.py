@@ -6,6 +6,7 @@ import torch
 from trl_ext import tiny
 from trl_ext.errors import UserError
 from trl_ext.rewards import CheckedReward, as_reward_model
+from trl_ext.rewards.numeric import NumericReward
 
 TOKENIZER = tiny.byte_tokenizer()
 PAD, EOS = TOKENIZER.pad_token_id, TOKENIZER.eos_token_id
@@ -104,13 +105,16 @@ def test_the_score_is_the_weighted_sum_and_what_does_not_apply_adds_nothing():
     assert scores.tolist() == [2 * 3 - 0.5 * 2, 2 * 1 - 0.5 * 4, 10.0]
 
 
-def test_a_completion_that_nothing_applies_to_ends_the_run_before_the_weights_are_nan():
+def test_a_completion_that_nothing_applies_to_gets_the_mean_of_the_others_and_that_is_said_once(caplog):
     def sometimes(prompts, completions, **kwargs):
-        return [1.0, None]
+        return [1.0, None, 4.0]
 
     model = as_reward_model([sometimes], TOKENIZER, prompt_length=6)
-    with pytest.raises(UserError, match=r"sometimes gave no number for the completion 'xy'.*return e.g. 0.0"):
-        get_reward(model, rows(("a", "oui"), ("a", "xy")), 6)
+    for _ in range(2):
+        scores = get_reward(model, rows(("a", "oui"), ("a", "xy"), ("a", "z")), 6)[1].tolist()
+        assert scores == [1.0, 2.5, 4.0]
+    (record,) = caplog.records
+    assert "sometimes gave no number for the completion 'xy'" in record.getMessage()
 
 
 @pytest.mark.parametrize(("others", "neutral"), [([1.0, 4.0], 2.5), ([float("nan")] * 2, 0.0)])
@@ -213,3 +217,12 @@ def test_stock_ppo_trains_on_the_functions_value_of_the_decoded_completion(tmp_p
             assert score == pytest.approx(sum(c in "aeiou" for c in text) + 0.25 * len(prompt))
     logged = [row["objective/scores"] for row in trainer.state.log_history if "objective/scores" in row]
     assert logged == pytest.approx([torch.cat([s for _, _, s in seen[i : i + 2]]).mean().item() for i in (0, 2)])
+
+
+def test_a_function_that_needs_a_column_is_refused_at_once():
+    def grades(prompts, completions, solution, **kwargs):
+        return [0.0] * len(completions)
+
+    for func in (NumericReward(), grades):
+        with pytest.raises(UserError, match=r"column.*stock PPO passes prompts and completions alone"):
+            as_reward_model([func], TOKENIZER, prompt_length=6)

@@ -5,9 +5,15 @@ import contextlib
 import contextvars
 import inspect
 import threading
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import Any, NamedTuple
+
+import numpy as np
+
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class Call(NamedTuple):
@@ -54,10 +60,26 @@ class Call(NamedTuple):
 
 
 def _copied(value: Any) -> Any:
-    """Lists and mappings as deep as they go; what they hold is shared."""
-    if type(value) is list:
-        return [_copied(one) if type(one) in (list, dict) else one for one in value]
-    return {key: _copied(one) for key, one in value.items()} if type(value) is dict else value
+    """Containers as deep as they go, and arrays; objects of other classes are shared."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list:
+        return [one if type(one) in _PLAIN else _copied(one) for one in value]
+    if kind is dict:
+        return {key: _copied(one) for key, one in value.items()}
+    if kind is tuple:
+        return tuple(map(_copied, value))
+    if isinstance(value, set | OrderedDict | defaultdict | np.ndarray):
+        return copy(value) if isinstance(value, set | np.ndarray) else _refilled(value)
+    return value.clone() if hasattr(value, "clone") and hasattr(value, "untyped_storage") else value  # of torch
+
+
+def _refilled(mapping: Any) -> Any:
+    copied = copy(mapping)
+    for key, one in mapping.items():
+        copied[key] = _copied(one)
+    return copied
 
 
 def ask(func: Callable, call: Call) -> Any:

@@ -11,7 +11,7 @@ from trl_ext.rewards.calls import Call
 from trl_ext.rewards.checking import callable_name, is_async, is_module
 from trl_ext.rewards.coroutine_object import CoroutineObject
 from trl_ext.rewards.options import shown
-from trl_ext.rewards.results import read_result
+from trl_ext.rewards.results import NO_LISTS, read_result
 
 Rewards = list[float | None]
 # Yields what is to be asked, all of it at once where it can be awaited; is sent the answers; returns the rewards.
@@ -93,7 +93,7 @@ def check_reward(reward: str, option: str, func: Any) -> Callable:
 
 
 def _read(name: str, func: Callable, result: Any, call: Call) -> Rewards:
-    values = list(result) if hasattr(result, "__iter__") and not isinstance(result, str | dict) else result
+    values = list(result) if hasattr(result, "__iter__") and not isinstance(result, NO_LISTS) else result
     outcome = read_result(values, len(call.completions))
     for failure in outcome.failures:
         if failure.kind != "value" or not _is_nan(values[failure.row]):

@@ -11,7 +11,7 @@ from trl_ext.rewards.results import Unscored
 
 _BY_ONE = (200, 400, 413, 422, 500)  # statuses that one completion may bring about; 200: with an unusable answer
 _BY_NONE = (401, 403, 404, 405)  # ... that have nothing to do with completions, as redirections have not
-_IN_VAIN = 4  # completions asked about alone without one success: the others of this call are not
+_IN_VAIN = 4  # requests without one success, or a whole batch asked one by one: the others are not asked
 _PENDING: Any = object()
 
 
@@ -29,7 +29,7 @@ class EndpointBatches:
         count = len(fields["completions"])
         self._batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
         self._rewards: list[Any] = [_PENDING] * count
-        self._in_vain = 0
+        self._in_vain, self._enough = 0, max(_IN_VAIN, size)
         self._answered = False
         self._error: EndpointError | None = None  # the first one
         self._given_up = False
@@ -86,10 +86,13 @@ class EndpointBatches:
 
     def _count(self, error: EndpointError, size: int) -> None:
         self._error = self._error or error
-        if size == 1 or error.status not in _BY_ONE:
+        if error.status not in _BY_ONE:
+            self._in_vain += -(-self._enough // _IN_VAIN)  # four of them are enough
+        elif size == 1:
             self._in_vain += 1
         redirects = error.status is not None and 300 <= error.status < 400
-        self._given_up |= redirects or error.status in _BY_NONE or (self._in_vain >= _IN_VAIN and not self._answered)
+        in_vain = self._in_vain >= self._enough and not self._answered
+        self._given_up |= redirects or error.status in _BY_NONE or in_vain
 
     def _fail(self, rows: Iterable[int], error: EndpointError) -> None:
         self._error = self._error or error

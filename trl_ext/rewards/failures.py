@@ -1,6 +1,5 @@
 """What becomes of a completion that a reward function could not score, and the file that keeps it."""
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.strict_json import to_strict_json
-from trl_ext.rewards.options import bound_of, is_number, shown
+from trl_ext.rewards.options import LONGEST, bound_of, is_number, shown
 from trl_ext.rewards.text import completion_text, prompt_text
 
 FAILURES_FILE = "reward_failures.jsonl"
@@ -56,7 +55,7 @@ def check_timeout(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
-    if isinstance(timeout, int | float) and not isinstance(timeout, bool) and 0 < timeout < math.inf:
+    if is_number(timeout) and 0 < timeout <= LONGEST:
         return float(timeout)
     raise UserError(f"timeout must be a number of seconds above 0, or null for no limit, not {shown(timeout)}")
 

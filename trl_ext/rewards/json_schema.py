@@ -1,8 +1,11 @@
 """Does the JSON of a completion agree with a schema?"""
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,15 @@ from trl_ext.rewards.options import check_choice, check_flag, shown
 from trl_ext.rewards.results import Unscored
 from trl_ext.rewards.text import Completion, completion_text
 
-_PATTERN_TIMEOUT = 1.0  # seconds for one text
+_PATTERN_TIMEOUT = 1.0  # seconds for all patterns of one completion
+_SHALLOW = 100  # openings of arrays and objects: fewer never use up Python's stack
+_END: ContextVar[float] = ContextVar("trl_ext_json_schema_end")  # of them, as `time.monotonic` has it
 
 
 class JsonSchemaReward:
     """1 where a completion's JSON agrees with a JSON Schema, else 0; 0 without valid JSON.
 
-    Patterns are read by the package `regex` and have a second for each text; a completion that needs more fails.
+    Patterns are read by the package `regex` and have one second together for a completion; one that needs more fails.
 
     The draft is the one that the schema names under `$schema`, 2020-12 by default. `format` is a remark, as the
     standard has it, and not checked. References stay inside the schema: nothing is fetched.
@@ -57,10 +62,15 @@ class JsonSchemaReward:
             value = read_json(text, self.where)
         except ValueError:
             return 0.0
+        _END.set(time.monotonic() + _PATTERN_TIMEOUT)
         try:
             return self._partial(value) if self.partial else float(self._validator.is_valid(value))
-        except (ArithmeticError, RecursionError):  # a number too large to divide; nested too deeply to check
+        except ArithmeticError:  # a number too large to divide
             return 0.0
+        except RecursionError:
+            if text.count("[") + text.count("{") < _SHALLOW:
+                return Unscored("json_schema: the schema refers to itself without end: mend its $ref")
+            return 0.0  # nested too deeply to check
         except TimeoutError as error:  # of a pattern
             return Unscored(str(error))
 
@@ -124,7 +134,10 @@ def _make_validator(schema: dict[str, Any]) -> Any:
             f"json_schema was given a schema that asks for nothing, {shown(schema)}: name the fields under properties, "
             "e.g. {type: object, properties: {name: {type: string}}, required: [name]}"
         )
-    _check_parts(schema, draft.META_SCHEMA["$schema"])
+    try:
+        _check_parts(schema, draft.META_SCHEMA["$schema"])
+    except (AttributeError, TypeError) as error:  # of keywords of old drafts that the library does not walk through
+        raise UserError(f"json_schema cannot use this schema: {shown(str(error))}") from error
     timed = jsonschema.validators.extend(
         draft,
         {
@@ -136,8 +149,8 @@ def _make_validator(schema: dict[str, Any]) -> Any:
     validator = timed(schema, registry=EMPTY_REGISTRY)
     try:
         validator.is_valid({})
-    except RecursionError as error:
-        raise UserError("json_schema was given a schema that refers to itself without end: mend its $ref") from error
+    except Exception as error:  # of keywords that the library does not follow everywhere, as `extends` of draft 3
+        raise UserError(f"json_schema cannot use this schema: {type(error).__name__}: {shown(str(error))}") from error
     return validator
 
 
@@ -149,12 +162,15 @@ def _compiled(pattern: str) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
+    left = _END.get(math.inf) - time.monotonic()
     try:
-        return _compiled(pattern).search(text, timeout=_PATTERN_TIMEOUT) is not None
+        if left <= 0:
+            raise TimeoutError
+        return _compiled(pattern).search(text, timeout=min(left, _PATTERN_TIMEOUT)) is not None
     except TimeoutError:
         raise TimeoutError(
-            f"json_schema: the pattern {shown(pattern)} took longer than {_PATTERN_TIMEOUT:g} s "
-            f"on the text that starts with {shown(text)}"
+            f"json_schema: the patterns took longer than {_PATTERN_TIMEOUT:g} s, the last one {shown(pattern)} on the "
+            f"text that starts with {shown(text)}"
         ) from None
 
 
@@ -194,7 +210,6 @@ def _additional_properties(validator: Any, subschema: Any, instance: Any, schema
 def _check_parts(schema: dict[str, Any], draft: str) -> None:
     """That each reference leads somewhere in the schema, under the names that its `$id`s give to its parts, and that
     each pattern can be read and has a time limit."""
-    from referencing.exceptions import Unresolvable
     from referencing.jsonschema import EMPTY_REGISTRY, specification_with
 
     root = specification_with(draft).create_resource(schema)
@@ -205,13 +220,7 @@ def _check_parts(schema: dict[str, Any], draft: str) -> None:
         contents = resource.contents if isinstance(resource.contents, dict) else {}
         keywords |= contents.keys()
         for reference in (contents[key] for key in ("$ref", "$dynamicRef") if isinstance(contents.get(key), str)):
-            try:
-                resolver.lookup(reference)
-            except Unresolvable as error:
-                raise UserError(
-                    f"json_schema was given a schema without what it refers to, {shown(reference)}: "
-                    'write that under $defs and refer to it as "#/$defs/name"'
-                ) from error
+            _follow(resolver, reference)
         for pattern in [
             *contents.get("patternProperties", ()),
             *([contents["pattern"]] if "pattern" in contents else []),
@@ -223,6 +232,26 @@ def _check_parts(schema: dict[str, Any], draft: str) -> None:
             "json_schema takes no unevaluatedProperties beside patternProperties, whose patterns would have no time "
             "limit: write additionalProperties"
         )
+
+
+def _follow(resolver: Any, reference: str) -> None:
+    """To where it leads, and on where that is a reference itself: without end, it would be followed without end."""
+    from referencing.exceptions import Unresolvable
+
+    seen = set()
+    while isinstance(reference, str):
+        try:
+            found = resolver.lookup(reference)
+        except Unresolvable as error:
+            raise UserError(
+                f"json_schema was given a schema without what it refers to, {shown(reference)}: "
+                'write that under $defs and refer to it as "#/$defs/name"'
+            ) from error
+        if id(found.contents) in seen:
+            raise UserError("json_schema was given a schema that refers to itself without end: mend its $ref")
+        seen.add(id(found.contents))
+        resolver = found.resolver
+        reference = found.contents.get("$ref") if isinstance(found.contents, dict) else None  # type: ignore[assignment]
 
 
 def _check_pattern(pattern: str) -> None:

@@ -237,7 +237,7 @@ def _checked(
         if isinstance(reward.on_failure, float) and abs(reward.on_failure) > largest:
             raise UserError(
                 f"Reward '{reward.name}' gives {reward.on_failure:g} on_failure, times the weight {weight:g}: "
-                "the largest is 1e18"
+                "the largest is 1e15"
             )
         base = name = callable_name(func)
         count = 1

@@ -20,7 +20,7 @@ _TAIL = 60  # characters after a number that can hold its unit
 _GROUPED = r"\d{1,3}(?:[,'\u2009]\d{2,3})*[,'\u2009]\d{3}(?!\d)"
 _PLAIN = rf"(?:(?:{_GROUPED}|\d+)(?:\.\d+)?|(?<![.\d])\.\d+)"
 _PART = rf"\{{\s*[-+]?{_PLAIN}\s*\}}|\d"
-_EXPONENT = r"\{?\s*[-+]?\d{1,4}\s*\}?"
+_EXPONENT = r"\{?\s*[-+]?\d{1,40}\s*\}?"
 _NUMBER = re.compile(
     rf"""(?=[-+\d.\\])  # quickly past all else
     (?P<sign>(?<![\w)\]}}.%])[-+][$€£¥]?)?
@@ -30,8 +30,8 @@ _NUMBER = re.compile(
         | \\[dtc]?frac\s*(?P<top>{_PART})\s*(?P<bottom>{_PART})
         | (?P<before>\d{{1,9}})[ ](?P<n>\d{{1,9}})/(?P<d>\d{{1,9}})(?![\d/])
         | (?P<number>{_PLAIN})
-          (?: [ ]?/[ ]?(?P<over>{_PLAIN})(?!/?\d)
-            | [eE](?P<e>[-+]?\d{{1,4}})(?![\w])
+          (?: [ ]?/[ ]?(?P<over>[-+]?{_PLAIN})(?!/?\d)
+            | [eE](?P<e>[-+]?\d{{1,40}})(?![\w])
             | \s?(?:[x×·*]|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?P<ten>{_EXPONENT})
             | (?:\^|\*\*)(?P<power>{_EXPONENT}) )?
     )""",  # noqa: RUF001

@@ -8,7 +8,8 @@ from typing import Any
 from trl_ext.errors import UserError
 
 _SHOWN = 60  # characters of a value that a message repeats
-LARGEST = 1e18  # magnitude of a reward: the square of more, which a standard deviation takes, is infinite in float32
+LONGEST = 1e7  # seconds of a time limit, 115 days: clocks of threads and signals end somewhere beyond
+LARGEST = 1e15  # magnitude of a reward: squares of more, added up for a spread, are infinite in float32
 
 
 def shown(value: Any) -> str:
@@ -21,14 +22,14 @@ def shown(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number of at most 1e18; a truth value is none."""
+    """Whether it is a number of at most 1e15; a truth value is none."""
     return isinstance(value, Real) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST  # type: ignore[operator]
 
 
 def bound_of(value: Any) -> str:
     """For a message about what is no number here but looks like one."""
     is_real = isinstance(value, Real) and not isinstance(value, bool)
-    return "; the largest is 1e18" if is_real and abs(value) > LARGEST and value not in (math.inf, -math.inf) else ""
+    return "; the largest is 1e15" if is_real and abs(value) > LARGEST and value not in (math.inf, -math.inf) else ""
 
 
 def check_number(reward: str, option: str, value: Any) -> float:
@@ -39,7 +40,7 @@ def check_number(reward: str, option: str, value: Any) -> float:
 
 def check_seconds(reward: str, option: str, value: Any) -> float:
     """A time limit above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+    if not is_number(value) or not 0 < value <= LONGEST:
         raise UserError(f"{reward} needs {option} in seconds above 0, e.g. 1.0, not {shown(value)}")
     return float(value)
 

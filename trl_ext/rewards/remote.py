@@ -33,8 +33,8 @@ class RemoteReward(CoroutineObject):
 
     A request that fails costs its own completions their rewards: NaN, which `CheckedReward` counts as failures. After a
     status 400, 413, 422 or 500, or an answer that cannot be used, they are asked about one by one; of an answer with a
-    NaN or a text in its list that entry alone fails. Four failures without a success, or a status 401, 403, 404 or
-    405, end the call.
+    NaN or a text in its list that entry alone fails. Four requests, or a whole batch asked one by one, without a
+    success, or a status 401, 403, 404 or 405, end the call.
 
     Connections are made on the first call in a process, so the object pickles.
 
@@ -73,7 +73,7 @@ class RemoteReward(CoroutineObject):
         response_key: str | None = "rewards",
         token_env: str | None = None,
         columns: list[str] | None = None,
-        deadline: float = 300.0,
+        deadline: float = 240.0,
         check: bool = True,
     ) -> None:
         if check_number("remote", "backoff", backoff) < 0:

@@ -7,10 +7,14 @@ from itertools import islice
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from trl_ext.errors import UserError
 from trl_ext.rewards.failures import Failure
 from trl_ext.rewards.options import LARGEST, shown
 from trl_ext.rewards.time_limit import TimeLimitError
+
+NO_LISTS = (str, bytes, bytearray, dict, set, frozenset)  # that can be iterated; a set has no order
 
 
 class Outcome(NamedTuple):
@@ -50,7 +54,7 @@ def read_result(result: Any, count: int, largest: float = LARGEST) -> Outcome:
         result.close()  # else Python warns that nobody awaited it
         message = "returned a coroutine that nobody awaits: write the function with async def"
         return all_failed(count, "length", message)
-    if isinstance(result, str | dict) or not hasattr(result, "__iter__") or getattr(result, "shape", None) == ():
+    if isinstance(result, NO_LISTS) or not hasattr(result, "__iter__") or getattr(result, "shape", None) == ():
         return all_failed(count, "length", f"returned {_shown(result)}: return a list, one number per completion")
     values = list(islice(result, count + 1)) if not hasattr(result, "__len__") else list(result)
     if len(values) != count:
@@ -115,6 +119,8 @@ def _why(value: Any) -> str:
 
 
 def _number(value: Any, largest: float) -> float | None:
+    if np.ma.is_masked(value):
+        return None
     if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
         value = value.item()
     try:

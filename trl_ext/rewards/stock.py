@@ -1,5 +1,6 @@
 """Reward functions as the reward model that TRL's stock PPO (until 1.12) wants."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -11,6 +12,11 @@ from torch import nn
 from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
+from trl_ext.rewards.options import shown
+from trl_ext.rewards.probing import probing
+from trl_ext.rewards.trying import sample_call
+
+logger = logging.getLogger(__name__)
 
 
 def as_reward_model(
@@ -22,8 +28,8 @@ def as_reward_model(
     """An `nn.Module` whose score is the weighted sum of `reward_funcs` on the decoded completion.
 
     Stock PPO knows prompts and completions as token ids alone, so functions get no dataset columns, and the step is
-    unknown to them. It needs a score for every completion: one whose functions all failed (see `CheckedReward`) gets
-    the mean of the others in its batch, 0 where there is none, which teaches nothing.
+    unknown to them. It needs a score for every completion: one whose functions all failed (see `CheckedReward`), or say
+    that they do not apply, gets the mean of the others in its batch, 0 where there is none, which teaches nothing.
 
     Args:
         reward_funcs: reward functions of TRL's signature; coroutine functions are awaited one after another.
@@ -32,8 +38,7 @@ def as_reward_model(
         prompt_length: tokens a prompt takes after padding, the same for all prompts. `None`: the functions are asked
             with an empty prompt and the whole text as completion.
     Raises:
-        UserError: arguments that do not fit; on a call, a completion that every function says it does not apply to.
-            Stock PPO cannot leave one completion out, and a NaN score would turn all weights into NaN.
+        UserError: arguments that do not fit, or a function that needs a dataset column.
     """
     funcs = [CheckedReward(func) if not isinstance(func, CheckedReward) else func for func in reward_funcs]
     for func in funcs:
@@ -42,7 +47,19 @@ def as_reward_model(
     weights = [1.0] * len(funcs) if reward_weights is None else list(reward_weights)
     if not funcs or len(weights) != len(funcs):
         raise UserError(f"{len(funcs)} reward functions have {len(weights)} weights: give each function one weight")
+    for func in funcs:
+        _refuse_columns(func)
     return FunctionRewardModel(_Backbone(funcs, weights, processing_class, prompt_length))
+
+
+def _refuse_columns(func: CheckedReward) -> None:
+    """It would fail at every completion; another failure may be one of the sample's, and is told in training."""
+    try:
+        with probing():
+            ask(CheckedReward(func.func, func.__name__, "raise", func.timeout), sample_call())
+    except UserError as error:
+        if "column" in str(error):
+            raise UserError(f"{error} (stock PPO passes prompts and completions alone)") from error
 
 
 class FunctionRewardModel(nn.Module):
@@ -65,6 +82,7 @@ class _Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.funcs, self.weights, self.prompt_length = funcs, weights, prompt_length
+        self._told = False
         self.tokenizer = getattr(processing_class, "tokenizer", processing_class)
         # each hears `(call, rewards)`, the latter with a list for each function; stock PPO has no event for rollouts
         self.observers: list[Callable[[Call, list[list[float | None]]], None]] = []
@@ -101,12 +119,13 @@ class _Backbone(nn.Module):
         for observer in self.observers:
             observer(call, columns)
         totals = [_total(row, self.weights) for row in zip(*columns, strict=True)]
-        if None in totals and not failures:
-            names = ", ".join(func.__name__ for func in self.funcs)
-            raise UserError(
-                f"{names} gave no number for the completion {completions[totals.index(None)][:60]!r}: "
-                "stock PPO needs one for every completion, so return e.g. 0.0 instead of None"
-            )
+        if None in totals and not failures and not self._told:
+            self._told = True
+            logger.warning(
+                "%s gave no number for the completion %s: stock PPO needs one for every completion, so that it gets "
+                "the mean of its batch. Return e.g. 0.0 instead of None.",
+                ", ".join(func.__name__ for func in self.funcs), shown(completions[totals.index(None)]),
+            )  # fmt: skip
         known = [total for total in totals if total is not None]
         neutral = math.fsum(known) / len(known) if known else 0.0
         return [neutral if total is None else total for total in totals]

@@ -1,10 +1,10 @@
 """A call that may take only so long, even where it loops forever."""
 
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -16,7 +16,8 @@ class TimeLimitError(TimeoutError):
 
 
 class _Interruption(BaseException):
-    """No `Exception`: a reward function that catches those would swallow it and go on."""
+    """No `Exception`: a reward function that catches those would swallow it and go on. One that catches everything in a
+    loop is interrupted at its next line as well, which is where it has caught the first."""
 
 
 def call_within(seconds: float | None, function: Callable[[], Result]) -> Result:
@@ -31,28 +32,39 @@ def call_within(seconds: float | None, function: Callable[[], Result]) -> Result
     if seconds is None:
         return function()
     if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
-        with _alarm(seconds):
-            return function()
+        return _interrupted(seconds, function)
     return _in_a_thread(seconds, function)
 
 
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Keeps the timer of whoever set one before (pytest-timeout, math_verify): it goes off when it would have."""
-    active, started = True, time.monotonic()
+def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
+    """Keeps the timer of whoever set one before (pytest-timeout, math_verify): it goes off when it would have.
+
+    No context manager, in whose own lines an interruption would escape.
+    """
+    active, tries, started, tracer = True, 0, time.monotonic(), sys.gettrace()
 
     def interrupt(signum: int, frame: Any) -> None:
+        nonlocal tries
         if active:
+            tries += 1
+            if tries > 1:
+                _interrupt_lines(frame)
             raise _Interruption
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
     try:
-        yield
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+            return function()
+        finally:
+            active = False
     except _Interruption:
         raise _exceeded(seconds) from None
     finally:
-        active = False
+        active = False  # an interruption may have kept it from being set
+        if tries > 1:
+            sys.settrace(tracer)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
         if left > 0:
@@ -60,6 +72,18 @@ def _alarm(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, left if left > 0 else interval, interval)
             if left <= 0:
                 signal.raise_signal(signal.SIGALRM)
+
+
+def _interrupt_lines(frame: Any) -> None:
+    """Raises at the next line of each function down to ours."""
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        raise _Interruption
+
+    sys.settrace(trace)
+    while frame is not None and frame.f_code.co_filename != __file__:
+        frame.f_trace = trace
+        frame = frame.f_back
 
 
 def _in_a_thread(seconds: float, function: Callable[[], Result]) -> Result:

@@ -29,7 +29,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float | None:
 def spearman_of_pairs(columns: np.ndarray) -> dict[tuple[int, int], float]:
     """`spearman` of each pair of columns; shape `(n, columns)`. Columns without NaN are ranked once, not for each."""
     whole = ~np.isnan(columns).any(axis=0)
-    ranked = {i: ranks(columns[:, i]) for i in np.flatnonzero(whole)} if len(columns) >= _FEWEST else {}
+    ranked = {i: ranks(columns[:, i]) for i in range(len(whole)) if whole[i]} if len(columns) >= _FEWEST else {}
     found = {}
     for i in range(columns.shape[1]):
         for j in range(i + 1, columns.shape[1]):
