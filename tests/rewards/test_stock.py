@@ -76,7 +76,9 @@ def test_completion_ids_are_the_sampled_tokens_with_the_end_token():
         seen.extend(completion_ids)
         return [0.0] * len(completions)
 
-    get_reward(as_reward_model([looks], TOKENIZER, prompt_length=6), rows(("a", "xy$"), ("a", "xyxyx")), 6)
+    model = as_reward_model([looks], TOKENIZER, prompt_length=6)
+    seen.clear()  # it is asked about a sample when the model is made
+    get_reward(model, rows(("a", "xy$"), ("a", "xyxyx")), 6)
     x, y = TOKENIZER.encode("xy")
     assert seen == [[x, y, EOS], [x, y, x, y, x]]
 

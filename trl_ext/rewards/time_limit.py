@@ -78,7 +78,9 @@ def _interrupt_lines(frame: Any) -> None:
     """Raises at the next line of each function down to ours."""
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
-        raise _Interruption
+        if event == "line":  # that of an exception comes while it can still be caught
+            raise _Interruption
+        return trace
 
     sys.settrace(trace)
     while frame is not None and frame.f_code.co_filename != __file__:
