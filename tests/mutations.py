@@ -26,6 +26,7 @@ PROCESSES = ["tests/trainers/test_two_processes.py"]
 NUMBERS = ["tests/rewards/test_reliability_numbers.py", "tests/rewards/test_reliability.py"]
 FAILURES = ["tests/rewards/test_failures.py"]
 LOADING = ["tests/rewards/test_loading.py"]
+SCHEMA = ["tests/rewards/test_json_schema.py"]
 REMOTE = ["tests/rewards/test_remote.py"]
 HEARD = ["tests/callbacks/test_reward_reliability.py"]
 
@@ -213,11 +214,21 @@ MUTATIONS = [
     (RELIABILITY + "stability.py", "if learnt or tiny", "if tiny", NUMBERS),
     (RELIABILITY + "stability.py", "changes[at] > 0 and at + _SIDE", "at + _SIDE", NUMBERS),
     (RELIABILITY + "stability.py", "-drift / usual_std if drift < -_FALLS * scatter", "-drift if drift < 0", NUMBERS),
+    (RELIABILITY + "stability.py", "self.jump * _UPWARDS", "self.jump", NUMBERS),
+    (RELIABILITY + "stability.py", "start if start else", "", NUMBERS),
+    (RELIABILITY + "stability.py", "np.sort(spreads)[:-1]", "np.sort(spreads)", NUMBERS),
+    (RELIABILITY + "judge.py", 'if any(name.startswith("infinite/") for name in m):', "if False:", NUMBERS),
+    (
+        RELIABILITY + "edits.py",
+        "_REASONING.search(text) or _OPENED_BEFORE.search(text)",
+        "_REASONING.search(text)",
+        NUMBERS,
+    ),
     (RELIABILITY + "window.py", "if self._pending or len(totals) < _A_STEP:", "if False:", NUMBERS),
     (RELIABILITY + "gold_trend.py", "and self.gold_change < -_FALL\n", "\n", NUMBERS),
     (RELIABILITY + "gold_trend.py", "self.proxy_sure > _SURE\n", "True\n", NUMBERS),
     (RELIABILITY + "gold_trend.py", "b * span / scale", "b * span", NUMBERS),
-    (RELIABILITY + "gold_trend.py", "_UNUSUAL * usual / scale", "0.0", NUMBERS),
+    (RELIABILITY + "gold_trend.py", "clip(usual / scale, ", "clip(0.0, ", NUMBERS),
     (RELIABILITY + "gold_trend.py", "and proxies[-1] - proxies[best] > _FALL * proxy_scale", "", NUMBERS),
     (RELIABILITY + "gold_trend.py", "(a * self.completions + b * other.completions) / count", "(a + b) / 2", NUMBERS),
     (RELIABILITY + "gold.py", "(KEPT, KEPT // 2, MANY)", "(KEPT,)", NUMBERS),
@@ -239,7 +250,7 @@ MUTATIONS = [
     ("rewards/checking.py", "self._broken < _BROKEN_AFTER", "True", FAILURES),
     ("rewards/checking.py", "rewards[failure.row] = self.on_failure", "pass", FAILURES),
     ("rewards/results.py", "return number if -largest <= number <= largest else None", "return number", FAILURES),
-    ("rewards/calls.py", "_copied(one) if type(one) in (list, dict) else one for", "one for", FAILURES),
+    ("rewards/calls.py", "one if type(one) in _PLAIN else _copied(one) for", "one for", FAILURES),
     ("rewards/one_by_one.py", "self._in_vain < _IN_VAIN", "True", FAILURES),
     ("rewards/one_by_one.py", "_EACH if self._took_too_long else 1.0", "1.0", FAILURES),
     ("rewards/one_by_one.py", "self._in_vain = -len(self._batch.failures)", "pass", FAILURES),
@@ -247,6 +258,9 @@ MUTATIONS = [
     ("rewards/endpoint_batches.py", "error.status in _BY_ONE and not", "error.status is None and not", REMOTE),
     ("rewards/endpoint_batches.py", "if self._given_up and", "if False and", REMOTE),
     ("rewards/failures.py", "if self._left <= 0:", "if False:", FAILURES),
+    ("rewards/time_limit.py", "if tries > 1:\n                _interrupt_lines(frame)", "pass", FAILURES),
+    ("rewards/json_schema.py", "min(left, _PATTERN_TIMEOUT)", "_PATTERN_TIMEOUT", SCHEMA),
+    ("rewards/json_schema.py", "if id(found.contents) in seen:", "if len(seen) > 9:", SCHEMA),
     ("rewards/time_limit.py", "signal.raise_signal(signal.SIGALRM)", "pass", FAILURES),
     ("callbacks/_reward_source.py", "if trainer.model.training:", "if True:", HEARD),
     (

@@ -1,0 +1,1 @@
+"""Checkpoints, read without trusting them: what is in one, whether it is healthy, and what moved since another."""

@@ -1,0 +1,17 @@
+"""What keeps a file of a checkpoint from being read."""
+
+from trl_ext.errors import UserError
+
+
+class UnreadableError(UserError):
+    """One line about one file.
+
+    Args:
+        message: what is wrong, with the numbers.
+        kind: `missing`, `empty`, `truncated`, `header`, `unsafe` (would run code, or leads out of the folder) or
+            `format` (in a form that is not read).
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind

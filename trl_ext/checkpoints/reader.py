@@ -1,0 +1,202 @@
+"""Opens a checkpoint of any form: which files hold weights, and where each tensor lies. Reads no weights yet."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trl_ext.checkpoints.distributed import METADATA, read_distributed
+from trl_ext.checkpoints.errors import UnreadableError
+from trl_ext.checkpoints.folder import CheckpointFolder
+from trl_ext.checkpoints.packed import with_forms
+from trl_ext.checkpoints.pickled import Name
+from trl_ext.checkpoints.safetensors_file import read_safetensors
+from trl_ext.checkpoints.stored import StoredTensor
+from trl_ext.checkpoints.torch_file import read_torch_file
+
+ADAPTER = re.compile(r"adapter_model(-\d+-of-\d+)?\.(safetensors|bin)")
+_INDEX = re.compile(r".+\.(safetensors|bin)\.index\.json")
+_TRAINER_STATE = re.compile(
+    r"(optimizer|scheduler|scaler|rng_state|random_states|training_args|sampler).*\.(pt|pth|bin|pkl)"
+)
+_TORCH = (".bin", ".pt", ".pth")
+_ZERO_MODEL = re.compile(r".*_model_states\.pt")
+_ZERO_OPTIMIZER = re.compile(r".*_optim_states\.pt")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file, or a tensor of it, that cannot be read.
+
+    Attributes:
+        kind: as `UnreadableError` has it.
+    """
+
+    file: str
+    kind: str
+    message: str
+
+
+@dataclass
+class Checkpoint:
+    """What lies in a folder.
+
+    Attributes:
+        form: in words, for people: `safetensors, 3 shards`.
+        tensors: the weights, by file in the order of their bytes; not those of optimizers.
+        optimizer: tensors of optimizer states, where their files can be read.
+        problems: what cannot be read.
+        files: bytes of each file, by its path from the folder.
+        documents: JSON files of the folder itself, by name.
+        indices: the `weight_map` of each index file, by its name.
+        imports: what loading a file with pickle would import that is no part of torch, by file.
+        left_out: tensors that are views with gaps, which are not judged.
+    """
+
+    folder: CheckpointFolder
+    form: str = "nothing"
+    tensors: list[StoredTensor] = field(default_factory=list)
+    optimizer: list[StoredTensor] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    documents: dict[str, Any] = field(default_factory=dict)
+    indices: dict[str, dict[str, str]] = field(default_factory=dict)
+    imports: dict[str, list[Name]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The folder of a checkpoint, or one file with weights.
+
+    Raises:
+        UnreadableError: there is nothing of that name.
+    """
+    path = Path(path)
+    if path.is_file():
+        checkpoint = Checkpoint(CheckpointFolder(path.parent))
+        _note(checkpoint, [path.name])
+        _read_file(checkpoint, path.name)
+        checkpoint.form = "one file, " + ("safetensors" if path.suffix == ".safetensors" else "torch")
+    else:
+        checkpoint = Checkpoint(CheckpointFolder(path))
+        _read_folder(checkpoint)
+    checkpoint.tensors = with_forms(checkpoint.tensors)
+    return checkpoint
+
+
+def _read_folder(checkpoint: Checkpoint) -> None:
+    folder = checkpoint.folder
+    names = folder.names()
+    _note(checkpoint, names)
+    _read_documents(checkpoint, names)
+    forms = []
+    if METADATA in names:
+        forms.append(_read_distributed(checkpoint, ""))
+    safetensors = [name for name in names if name.endswith(".safetensors")]
+    torch_files = [name for name in names if name.endswith(_TORCH) and not _TRAINER_STATE.fullmatch(name)]
+    if "model.safetensors" in safetensors or any(name.startswith("model-") for name in safetensors):
+        # Transformers reads these; a second copy of the same weights would only take time
+        torch_files = [name for name in torch_files if not name.startswith("pytorch_model")]
+    for name in [*safetensors, *torch_files]:
+        _read_file(checkpoint, name)
+    if safetensors:
+        forms.append(_counted("safetensors", safetensors))
+    if torch_files:
+        forms.append(_counted("torch", torch_files))
+    for under in folder.folders():
+        forms += _read_inner(checkpoint, under)
+    for name in names:
+        if _TRAINER_STATE.fullmatch(name) and name.startswith("optimizer"):
+            _read_file(checkpoint, name, into=checkpoint.optimizer)
+    if "adapter_config.json" in names:
+        forms.insert(0, "PEFT adapter")
+    checkpoint.form = ", ".join(dict.fromkeys(forms)) or "nothing"
+
+
+def _counted(form: str, files: list[str]) -> str:
+    return form if len(files) == 1 else f"{form}, {len(files)} files"
+
+
+def _read_inner(checkpoint: Checkpoint, under: str) -> list[str]:
+    """A folder in the folder: a distributed checkpoint, or one of DeepSpeed."""
+    names = checkpoint.folder.names(under)
+    own = [PurePosixPath(name).name for name in names]
+    if METADATA in own:
+        _note(checkpoint, names)
+        return [_read_distributed(checkpoint, under)]
+    if any(_ZERO_MODEL.fullmatch(name) or _ZERO_OPTIMIZER.fullmatch(name) for name in own):
+        _note(checkpoint, names)
+        for name, short in zip(names, own, strict=True):
+            if _ZERO_MODEL.fullmatch(short):
+                _read_file(checkpoint, name, prefix=short.removesuffix("_model_states.pt"))
+            elif _ZERO_OPTIMIZER.fullmatch(short):
+                _read_file(checkpoint, name, into=checkpoint.optimizer, prefix=short.removesuffix("_optim_states.pt"))
+        return ["DeepSpeed ZeRO"]
+    return []
+
+
+def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
+    into = checkpoint.optimizer if PurePosixPath(under).name.startswith("optimizer") else checkpoint.tensors
+    name = f"{under}/{METADATA}" if under else METADATA
+    try:
+        tensors, lost = read_distributed(checkpoint.folder, under)
+    except UnreadableError as error:
+        checkpoint.problems.append(Problem(name, error.kind, str(error)))
+    else:
+        into += tensors
+        checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
+    return "torch.distributed.checkpoint"
+
+
+def _read_file(checkpoint: Checkpoint, name: str, into: list[StoredTensor] | None = None, prefix: str = "") -> None:
+    into = checkpoint.tensors if into is None else into
+    try:
+        if name.endswith(".safetensors"):
+            tensors, _ = read_safetensors(checkpoint.folder, name)
+        else:
+            found = read_torch_file(checkpoint.folder, name)
+            tensors = found.tensors
+            checkpoint.left_out += found.left_out
+            if found.imports:
+                checkpoint.imports[name] = found.imports
+    except UnreadableError as error:
+        checkpoint.problems.append(Problem(name, error.kind, str(error)))
+        return
+    if prefix:
+        tensors = [_renamed(tensor, f"{prefix}.{tensor.name}") for tensor in tensors]
+    into += tensors
+
+
+def _renamed(tensor: StoredTensor, name: str) -> StoredTensor:
+    return StoredTensor(name, tensor.dtype, tensor.shape, tensor.pieces, tensor.ordered, tensor.form)
+
+
+def _note(checkpoint: Checkpoint, names: list[str]) -> None:
+    for name in names:
+        try:
+            checkpoint.files[name] = checkpoint.folder.size(name)
+        except UnreadableError as error:
+            checkpoint.problems.append(Problem(name, error.kind, str(error)))
+
+
+def _read_documents(checkpoint: Checkpoint, names: list[str]) -> None:
+    for name in names:
+        if not name.endswith(".json") or name not in checkpoint.files or name == "tokenizer.json":
+            continue
+        try:
+            document = checkpoint.folder.json(name)
+        except UnreadableError as error:
+            checkpoint.problems.append(Problem(name, error.kind, str(error)))
+            continue
+        if _INDEX.fullmatch(name):
+            weight_map = document.get("weight_map") if isinstance(document, dict) else None
+            if isinstance(weight_map, dict):
+                checkpoint.indices[name] = {str(key): str(value) for key, value in weight_map.items()}
+            else:
+                checkpoint.problems.append(Problem(name, "format", f"'{name}' has no weight_map"))
+        checkpoint.documents[name] = document
