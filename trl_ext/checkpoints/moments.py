@@ -10,7 +10,7 @@ from trl_ext.checkpoints.stored import StoredTensor
 
 _PART = 1 << 18  # elements
 _SAMPLE = 1 << 12  # elements kept of a tensor for quantiles, whose rank is then right to 1.6% (two standard errors)
-_SAFE = 1e15  # magnitude up to which squares of float32 can be added up
+_SAFE = 1e15  # magnitude up to which squares of float32 can be added up, and by its inverse from which on
 _FAR = 0.1  # of the root mean square: a mean farther from 0 is taken off before squares are added up
 
 # Integers of the same width, the bits of the magnitude, and from where on these are infinite or NaN: magnitudes of
@@ -104,7 +104,7 @@ class Moments:
             low, high = float(magnitudes.min()), float(magnitudes.max())
         if low == 0.0:
             self._count_zeros(start, part)
-        if high > _SAFE:
+        if not 1 / _SAFE < high < _SAFE:
             numbers = numbers.double()
         if low == high:  # perhaps the same everywhere
             ends = torch.aminmax(numbers)

@@ -1,0 +1,142 @@
+"""Statistics of stored tensors against numpy's, on the tensors that the library loads."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trl_ext.checkpoints.errors import UnreadableError
+from trl_ext.checkpoints.moments import Moments
+from trl_ext.checkpoints.reader import open_checkpoint
+from trl_ext.checkpoints.stream import Block, stream
+
+
+def statistics_of(path):
+    checkpoint, found = open_checkpoint(path), {}
+    for item in stream(checkpoint.folder, checkpoint.tensors):
+        assert isinstance(item, Block)
+        found.setdefault(item.tensor.name, Moments(item.tensor)).add(item.start, item.values)
+    return {name: moments.result() for name, moments in found.items()}
+
+
+def assert_is_numpys(found, tensor):
+    values = tensor.to(torch.float64).numpy()
+    finite = values[np.isfinite(values)]
+    assert found.nan == np.isnan(values).sum()
+    assert found.infinite == np.isinf(values).sum()
+    assert found.zeros == (values == 0).sum()
+    scale = np.abs(finite).max() if finite.size else 1.0
+    assert found.mean == pytest.approx(finite.mean(), rel=1e-5, abs=1e-6 * scale)
+    assert found.std == pytest.approx(finite.std(), rel=1e-4, abs=1e-9 * scale)
+    assert found.abs_max == np.abs(finite).max()
+    assert found.norm == pytest.approx(np.linalg.norm(finite), rel=1e-5)
+    assert found.constant == (values.size > 1 and np.ptp(finite) == 0 and finite.size == values.size)
+    if values.ndim > 1:
+        flat = values.reshape(len(values), -1)
+        assert found.dead_rows == (flat == 0).all(axis=1).sum()
+        assert found.dead_columns == (flat == 0).all(axis=0).sum()
+
+
+def normal(*shape, scale=0.02, shift=0.0, dtype=torch.float32, seed=0):
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (drawn * scale + shift).to(dtype)
+
+
+def damaged(dtype):
+    tensor = normal(300, 700, dtype=dtype)
+    tensor[3, 5], tensor[200, 1], tensor[299, 699] = float("nan"), float("inf"), float("-inf")
+    return tensor
+
+
+def with_dead(dtype):
+    tensor = normal(40, 50, dtype=dtype)
+    tensor[7] = tensor[9] = 0
+    tensor[:, 3] = 0
+    tensor[0, 0] = -0.0
+    return tensor
+
+
+TENSORS = {
+    **{f"normal {dtype}": normal(600, 1001, dtype=dtype)
+       for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)},
+    "fp8": normal(64, 128, scale=1.0, dtype=torch.float8_e4m3fn),
+    "fp8 e5m2": normal(64, 128, scale=1.0, dtype=torch.float8_e5m2),
+    "int8": normal(64, 128, scale=40.0, dtype=torch.int8),
+    "uint8": torch.arange(256, dtype=torch.uint8).reshape(16, 16),
+    "int64": torch.tensor([2**60, -(2**61), 3]), "bool": torch.tensor([True, False, True]),
+    "far from 0": normal(4096, scale=1e-3, shift=1.0),
+    "far, large": normal(900_000, scale=1e-2, shift=5.0, dtype=torch.float32),
+    "large": normal(1000, scale=1e30), "small": normal(1000, scale=1e-30, dtype=torch.float32),
+    "ones": torch.ones(700_000), "minus": torch.full((9,), -2.5, dtype=torch.bfloat16), "one": torch.tensor([3.0]),
+    "both signs": torch.tensor([1.0, -1.0, 1.0]), "zeros": torch.zeros(700, 1000, dtype=torch.bfloat16),
+    "3d": normal(8, 16, 9), "conv": torch.zeros(4, 3, 2, 2),
+    **{f"damaged {dtype}": damaged(dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)},
+    **{f"dead {dtype}": with_dead(dtype) for dtype in (torch.float32, torch.bfloat16)},
+    "step": torch.cat([torch.zeros(300_000), torch.ones(300_000)]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("statistics")
+    save_file(TENSORS, folder / "model.safetensors")
+    return statistics_of(folder), load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_statistics_are_numpys(found, name):
+    statistics, loaded = found
+    assert_is_numpys(statistics[name], loaded[name])
+
+
+def test_what_has_no_finite_element_has_no_moments(tmp_path):
+    save_file({"w": torch.full((3, 3), float("nan")), "e": torch.empty(0, 4)}, tmp_path / "model.safetensors")
+    statistics = statistics_of(tmp_path)
+    assert statistics["w"].nan == 9
+    assert np.isnan([statistics["w"].mean, statistics["w"].norm]).all()
+    assert "e" not in statistics  # no block: nothing to add
+
+
+@pytest.mark.parametrize("columns", [1024, 1000, 7])
+def test_quantiles_of_the_sample_are_those_of_the_tensor(columns, tmp_path):
+    """Also where each column has a scale of its own: the sample is not of one column."""
+    tensor = normal(1 << 20, scale=1.0)[: (1 << 20) // columns * columns].reshape(-1, columns)
+    tensor *= torch.linspace(0.1, 2.0, columns)
+    save_file({"w": tensor}, tmp_path / "model.safetensors")
+    at = [0.01, 0.25, 0.5, 0.75, 0.99]
+    estimated = statistics_of(tmp_path)["w"].quantiles(at)
+    values = np.sort(tensor.flatten().numpy())
+    ranks = np.searchsorted(values, estimated) / len(values)
+    assert ranks == pytest.approx(at, abs=0.025)
+
+
+def test_elements_in_another_order_have_the_same_statistics(tmp_path):
+    tensor = with_dead(torch.float32)
+    torch.save({"w": tensor.t(), "other": tensor}, tmp_path / "x.pt")
+    statistics = statistics_of(tmp_path)
+    assert statistics["w"].norm == pytest.approx(statistics["other"].norm)
+    assert statistics["w"].dead_rows is None
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_told_and_the_others_are_read(tmp_path):
+    save_file({"a": normal(4_000_000)}, tmp_path / "model-1.safetensors")
+    save_file({"b": normal(10)}, tmp_path / "model-2.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    with open(tmp_path / "model-1.safetensors", "r+b") as file:
+        file.truncate(9_000_000)
+    items = list(stream(checkpoint.folder, checkpoint.tensors))
+    (failure,) = [item for item in items if not isinstance(item, Block)]
+    assert failure[0].name == "a"
+    assert isinstance(failure[1], UnreadableError) and "became shorter" in str(failure[1])
+    assert items[-1].tensor.name == "b"
+
+
+def test_a_stream_that_nobody_reads_to_the_end_leaves_no_thread(tmp_path):
+    save_file({"a": normal(9_000_000)}, tmp_path / "model.safetensors")
+    checkpoint, before = open_checkpoint(tmp_path), threading.active_count()
+    blocks = stream(checkpoint.folder, checkpoint.tensors)
+    next(blocks)
+    blocks.close()
+    assert threading.active_count() == before
