@@ -7,18 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trl_ext.checkpoints.errors import UnreadableError
-from trl_ext.checkpoints.moments import Moments
+from trl_ext.checkpoints.blocks import map_blocks
+from trl_ext.checkpoints.moments import moments_of, statistics_of
 from trl_ext.checkpoints.reader import open_checkpoint
-from trl_ext.checkpoints.stream import Block, stream
 
 
-def statistics_of(path):
-    checkpoint, found = open_checkpoint(path), {}
-    for item in stream(checkpoint.folder, checkpoint.tensors):
-        assert isinstance(item, Block)
-        found.setdefault(item.tensor.name, Moments(item.tensor)).add(item.start, item.values)
-    return {name: moments.result() for name, moments in found.items()}
+def all_statistics(path, workers=1):
+    checkpoint = open_checkpoint(path)
+    done = list(map_blocks(checkpoint.folder, checkpoint.tensors, moments_of, workers))
+    assert all(one.error is None for one in done)
+    return {one.tensor.name: statistics_of(one.tensor, one.results) for one in done}
 
 
 def assert_is_numpys(found, tensor):
@@ -82,7 +80,7 @@ TENSORS = {
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("statistics")
     save_file(TENSORS, folder / "model.safetensors")
-    return statistics_of(folder), load_file(folder / "model.safetensors")
+    return all_statistics(folder), load_file(folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -93,10 +91,10 @@ def test_statistics_are_numpys(found, name):
 
 def test_what_has_no_finite_element_has_no_moments(tmp_path):
     save_file({"w": torch.full((3, 3), float("nan")), "e": torch.empty(0, 4)}, tmp_path / "model.safetensors")
-    statistics = statistics_of(tmp_path)
+    statistics = all_statistics(tmp_path)
     assert statistics["w"].nan == 9
     assert np.isnan([statistics["w"].mean, statistics["w"].norm]).all()
-    assert "e" not in statistics  # no block: nothing to add
+    assert np.isnan(statistics["e"].mean)
 
 
 @pytest.mark.parametrize("columns", [1024, 1000, 7])
@@ -106,7 +104,7 @@ def test_quantiles_of_the_sample_are_those_of_the_tensor(columns, tmp_path):
     tensor *= torch.linspace(0.1, 2.0, columns)
     save_file({"w": tensor}, tmp_path / "model.safetensors")
     at = [0.01, 0.25, 0.5, 0.75, 0.99]
-    estimated = statistics_of(tmp_path)["w"].quantiles(at)
+    estimated = all_statistics(tmp_path)["w"].quantiles(at)
     values = np.sort(tensor.flatten().numpy())
     ranks = np.searchsorted(values, estimated) / len(values)
     assert ranks == pytest.approx(at, abs=0.025)
@@ -115,7 +113,7 @@ def test_quantiles_of_the_sample_are_those_of_the_tensor(columns, tmp_path):
 def test_elements_in_another_order_have_the_same_statistics(tmp_path):
     tensor = with_dead(torch.float32)
     torch.save({"w": tensor.t(), "other": tensor}, tmp_path / "x.pt")
-    statistics = statistics_of(tmp_path)
+    statistics = all_statistics(tmp_path)
     assert statistics["w"].norm == pytest.approx(statistics["other"].norm)
     assert statistics["w"].dead_rows is None
 
@@ -126,17 +124,31 @@ def test_a_file_that_shrinks_while_it_is_read_is_told_and_the_others_are_read(tm
     checkpoint = open_checkpoint(tmp_path)
     with open(tmp_path / "model-1.safetensors", "r+b") as file:
         file.truncate(9_000_000)
-    items = list(stream(checkpoint.folder, checkpoint.tensors))
-    (failure,) = [item for item in items if not isinstance(item, Block)]
-    assert failure[0].name == "a"
-    assert isinstance(failure[1], UnreadableError) and "became shorter" in str(failure[1])
-    assert items[-1].tensor.name == "b"
+    a, b = map_blocks(checkpoint.folder, checkpoint.tensors, moments_of, workers=2)
+    assert (a.tensor.name, b.tensor.name) == ("a", "b")
+    assert "became shorter" in str(a.error)
+    assert b.error is None and len(b.results) == 1
 
 
-def test_a_stream_that_nobody_reads_to_the_end_leaves_no_thread(tmp_path):
-    save_file({"a": normal(9_000_000)}, tmp_path / "model.safetensors")
+def test_a_file_that_is_gone_is_told(tmp_path):
+    save_file({"a": normal(10)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (done,) = map_blocks(checkpoint.folder, checkpoint.tensors, moments_of)
+    assert "cannot be read" in str(done.error)
+
+
+def test_blocks_that_nobody_reads_to_the_end_leave_no_thread(tmp_path):
+    save_file({f"a{i}": normal(2_000_000) for i in range(9)}, tmp_path / "model.safetensors")
     checkpoint, before = open_checkpoint(tmp_path), threading.active_count()
-    blocks = stream(checkpoint.folder, checkpoint.tensors)
+    blocks = map_blocks(checkpoint.folder, checkpoint.tensors, moments_of, workers=2)
     next(blocks)
     blocks.close()
     assert threading.active_count() == before
+
+
+def test_several_workers_find_the_same(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    one, three = all_statistics(tmp_path), all_statistics(tmp_path, workers=3)
+    for name, found in one.items():
+        assert repr(found) == repr(three[name]), name

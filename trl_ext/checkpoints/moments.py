@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, reduce
 
 import torch
 
@@ -11,7 +12,7 @@ from trl_ext.checkpoints.stored import StoredTensor
 _PART = 1 << 18  # elements
 _SAMPLE = 1 << 12  # elements kept of a tensor for quantiles, whose rank is then right to 1.6% (two standard errors)
 _SAFE = 1e15  # magnitude up to which squares of float32 can be added up, and by its inverse from which on
-_FAR = 0.1  # of the root mean square: a mean farther from 0 is taken off before squares are added up
+_FAR = 0.01  # of the squares: where the mean makes more of them it is taken off before they are added up
 
 # Integers of the same width, the bits of the magnitude, and from where on these are infinite or NaN: magnitudes of
 # floating point numbers are ordered as their bits are, which compare faster.
@@ -61,97 +62,127 @@ class TensorStatistics:
         return torch.quantile(self.sample.double(), torch.tensor(at, dtype=torch.float64)).tolist()
 
 
+@dataclass
 class Moments:
-    """Adds up one tensor, block by block."""
+    """Of a part of a tensor; of two parts `joined`.
 
-    def __init__(self, tensor: StoredTensor) -> None:
-        self.tensor = tensor
-        self._nan = self._infinite = self._zeros = self._finite = 0
-        self._sum = self._squares = 0.0  # less the shift
-        self._shift: float | None = None
-        self._abs_max = 0.0
-        self._lowest, self._highest = math.inf, -math.inf
-        self._stride = _prime(-(-tensor.elements // _SAMPLE))  # lest the sample comes from one column
-        self._sample: list[torch.Tensor] = []
-        self._zeros_of: tuple[torch.Tensor, torch.Tensor] | None = None
-        if len(tensor.shape) > 1 and tensor.ordered and tensor.elements:
-            rows = tensor.shape[0]
-            self._zeros_of = (
-                torch.zeros(rows, dtype=torch.int64),
-                torch.zeros(tensor.elements // rows, dtype=torch.int64),
-            )
+    Attributes:
+        finite: elements that are.
+        mean, squares: of these; the latter the sum of squared deviations from the mean.
+        lowest, highest: infinite where the part is known not to be constant.
+        samples: elements at even distances.
+        zeros_of_rows, zeros_of_columns: zeros in each; empty where there is none.
+    """
 
-    def add(self, start: int, values: torch.Tensor) -> None:
-        """Elements from `start` on; shape `(elements,)`."""
-        for at in range(0, len(values), _PART):
-            part = values[at : at + _PART]
-            self._add(start + at, part)
-            first = -(start + at) % self._stride
-            if first < len(part):
-                self._sample.append(part[first :: self._stride].double())
+    nan: int = 0
+    infinite: int = 0
+    zeros: int = 0
+    finite: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    abs_max: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
+    samples: tuple[torch.Tensor, ...] = ()
+    zeros_of_rows: torch.Tensor | None = None
+    zeros_of_columns: torch.Tensor | None = None
 
-    def _add(self, start: int, part: torch.Tensor) -> None:
-        if part.is_complex():
-            part = torch.view_as_real(part).flatten()
-        numbers, low, high, all_finite = _magnitudes(part)
-        if not all_finite:
-            self._nan += int(torch.isnan(numbers).sum())
-            self._infinite += int(torch.isinf(numbers).sum())
-            numbers = numbers[torch.isfinite(numbers)].double()
-            if not len(numbers):
-                return
-            magnitudes = numbers.abs()
-            low, high = float(magnitudes.min()), float(magnitudes.max())
-        if low == 0.0:
-            self._count_zeros(start, part)
-        if not 1 / _SAFE < high < _SAFE:
-            numbers = numbers.double()
-        if low == high:  # perhaps the same everywhere
-            ends = torch.aminmax(numbers)
-            self._lowest, self._highest = min(self._lowest, float(ends.min)), max(self._highest, float(ends.max))
-        else:
-            self._lowest, self._highest = -math.inf, math.inf
-        self._abs_max = max(self._abs_max, high)
-        if self._shift is None:
-            mean, size = float(numbers.mean()), float((torch.dot(numbers, numbers) / len(numbers)) ** 0.5)
-            self._shift = mean if abs(mean) > _FAR * size else 0.0
-        if self._shift:
-            numbers = numbers - self._shift
-        self._sum += float(numbers.sum())
-        self._squares += float(torch.dot(numbers, numbers))
-        self._finite += len(numbers)
+    def joined(self, other: "Moments") -> "Moments":
+        """Chan, Golub and LeVeque's update, https://doi.org/10.1080/00031305.1983.10483115."""
+        count = self.finite + other.finite
+        between = other.mean - self.mean
+        share = other.finite / count if count else 0.0
+        return Moments(
+            self.nan + other.nan,
+            self.infinite + other.infinite,
+            self.zeros + other.zeros,
+            count,
+            self.mean + between * share,
+            self.squares + other.squares + between**2 * share * self.finite,
+            max(self.abs_max, other.abs_max),
+            min(self.lowest, other.lowest),
+            max(self.highest, other.highest),
+            self.samples + other.samples,
+            _added(self.zeros_of_rows, other.zeros_of_rows),
+            _added(self.zeros_of_columns, other.zeros_of_columns),
+        )
 
-    def _count_zeros(self, start: int, part: torch.Tensor) -> None:
-        is_zero = part == 0
-        count = int(is_zero.sum())
-        self._zeros += count
-        if self._zeros_of is None:
-            return
-        rows, columns = self._zeros_of
-        width = len(columns)
-        at = torch.arange(start, start + len(part)) if count == len(part) else start + torch.nonzero(is_zero).flatten()
-        rows += torch.bincount(at // width, minlength=len(rows))
-        columns += torch.bincount(at % width, minlength=width)
 
-    def result(self) -> TensorStatistics:
-        """Of what was added."""
-        found = TensorStatistics(self.tensor, self._nan, self._infinite, self._zeros)
-        if self._finite:
-            n, shift = self._finite, self._shift or 0.0
-            shifted = self._sum / n
-            found.mean = shift + shifted
-            found.std = max(self._squares / n - shifted**2, 0.0) ** 0.5
-            found.norm = (n * (found.std**2 + found.mean**2)) ** 0.5
-            found.abs_max = self._abs_max
-            found.constant = n > 1 and self._lowest == self._highest and n == self.tensor.elements
-        if self._zeros_of is not None:
-            rows, columns = self._zeros_of
-            found.dead_rows = int((rows == len(columns)).sum())
-            found.dead_columns = int((columns == len(rows)).sum())
-        if self._sample:
-            sample = torch.cat(self._sample)
-            found.sample = sample[torch.isfinite(sample)].float()
-        return found
+def _added(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def moments_of(tensor: StoredTensor, start: int, values: torch.Tensor) -> Moments:
+    """Of the elements from `start` on, shape `(elements,)`. In parts that stay in the processor's cache."""
+    found = Moments()
+    stride = _prime(-(-tensor.elements // _SAMPLE))  # lest the sample comes from one column
+    for at in range(0, len(values), _PART):
+        part = values[at : at + _PART]
+        found = found.joined(_moments_of_part(tensor, start + at, part))
+        first = -(start + at) % stride
+        if first < len(part):
+            found.samples += (part[first::stride].to(torch.float64, copy=True),)  # the block is overwritten
+    return found
+
+
+def _moments_of_part(tensor: StoredTensor, start: int, part: torch.Tensor) -> Moments:
+    if part.is_complex():
+        part = torch.view_as_real(part).flatten()
+    found = Moments()
+    numbers, low, high, all_finite = _magnitudes(part)
+    if not all_finite:
+        found.nan, found.infinite = int(torch.isnan(numbers).sum()), int(torch.isinf(numbers).sum())
+        numbers = numbers[torch.isfinite(numbers)].double()
+        if not len(numbers):
+            return found
+        low, high = torch.stack(list(torch.aminmax(numbers.abs()))).tolist()
+    if low == 0.0:
+        _count_zeros(found, tensor, start, part)
+    if not 1 / _SAFE < high < _SAFE:
+        numbers = numbers.double()
+    found.finite, found.abs_max = len(numbers), high
+    found.lowest, found.highest = -math.inf, math.inf
+    if low == high:  # perhaps the same everywhere
+        found.lowest, found.highest = torch.stack(list(torch.aminmax(numbers))).tolist()
+    found.mean, squares = float(numbers.sum()) / len(numbers), float(torch.dot(numbers, numbers))
+    if found.mean**2 * len(numbers) > _FAR * squares:  # the squares would lose what the deviations are
+        numbers = numbers.double()
+        found.mean = float(numbers.mean())
+        numbers = numbers - found.mean
+        found.squares = float(torch.dot(numbers, numbers))
+    else:
+        found.squares = squares - found.mean**2 * len(numbers)
+    return found
+
+
+def _count_zeros(found: Moments, tensor: StoredTensor, start: int, part: torch.Tensor) -> None:
+    is_zero = part == 0
+    found.zeros = int(is_zero.sum())
+    if len(tensor.shape) < 2 or not tensor.ordered:
+        return
+    rows, width = tensor.shape[0], tensor.elements // tensor.shape[0]
+    at = torch.nonzero(is_zero).flatten() + start
+    found.zeros_of_rows = torch.bincount(at // width, minlength=rows)
+    found.zeros_of_columns = torch.bincount(at % width, minlength=width)
+
+
+def statistics_of(tensor: StoredTensor, parts: Sequence[Moments]) -> TensorStatistics:
+    """Of all parts of a tensor."""
+    whole = reduce(Moments.joined, parts, Moments())
+    found = TensorStatistics(tensor, whole.nan, whole.infinite, whole.zeros)
+    if whole.finite:
+        found.mean, found.abs_max = whole.mean, whole.abs_max
+        found.std = (whole.squares / whole.finite) ** 0.5
+        found.norm = (whole.finite * (found.std**2 + found.mean**2)) ** 0.5
+        found.constant = whole.finite == tensor.elements > 1 and whole.lowest == whole.highest
+    if len(tensor.shape) > 1 and tensor.ordered and tensor.elements:
+        rows, width = tensor.shape[0], tensor.elements // tensor.shape[0]
+        found.dead_rows = 0 if whole.zeros_of_rows is None else int((whole.zeros_of_rows == width).sum())
+        found.dead_columns = 0 if whole.zeros_of_columns is None else int((whole.zeros_of_columns == rows).sum())
+    if whole.samples:
+        sample = torch.cat(whole.samples)
+        found.sample = sample[torch.isfinite(sample)].float()
+    return found
 
 
 def _magnitudes(part: torch.Tensor) -> tuple[torch.Tensor, float, float, bool]:
@@ -169,6 +200,7 @@ def _magnitudes(part: torch.Tensor) -> tuple[torch.Tensor, float, float, bool]:
     return numbers, low, high, math.isfinite(low) and math.isfinite(high)
 
 
+@lru_cache(maxsize=1024)
 def _prime(least: int) -> int:
     """The smallest one that is not less."""
     found = max(least, 1)
