@@ -1,6 +1,7 @@
 """Statistics of a tensor from its blocks: each is looked at once, in parts that stay in the processor's cache."""
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -190,14 +191,33 @@ def _magnitudes(part: torch.Tensor) -> tuple[torch.Tensor, float, float, bool]:
     nothing."""
     if part.dtype in _BITS:
         integers, mask, end = _BITS[part.dtype]
-        bits = torch.stack(list(torch.aminmax(part.view(integers) & mask)))
-        if int(bits[1]) >= end:
-            return part.float(), 0.0, 0.0, False
-        low, high = bits.view(part.dtype).tolist()
-        return part.float(), low, high, True
+        bits = torch.bitwise_and(part.view(integers), mask, out=_scratch(integers, len(part)))
+        ends = torch.stack(list(torch.aminmax(bits)))
+        numbers = _scratch(torch.float32, len(part)).copy_(part)
+        if int(ends[1]) >= end:
+            return numbers, 0.0, 0.0, False
+        low, high = ends.view(part.dtype).tolist()
+        return numbers, low, high, True
     numbers = part.double() if part.dtype in _EXACT else part.float()
     low, high = torch.stack(list(torch.aminmax(numbers.abs()))).tolist()  # NaN where there is one
     return numbers, low, high, math.isfinite(low) and math.isfinite(high)
+
+
+class _Scratch(threading.local):
+    """Of each thread: new memory for every part would cost more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[torch.dtype, torch.Tensor] = {}
+
+
+_SCRATCH = _Scratch()
+
+
+def _scratch(dtype: torch.dtype, length: int) -> torch.Tensor:
+    """Shape `(length,)`, of any content; used until it is asked for again."""
+    if dtype not in _SCRATCH.tensors:
+        _SCRATCH.tensors[dtype] = torch.empty(_PART, dtype=dtype)
+    return _SCRATCH.tensors[dtype][:length]
 
 
 @lru_cache(maxsize=1024)
