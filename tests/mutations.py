@@ -258,7 +258,7 @@ MUTATIONS = [
     ("rewards/endpoint_batches.py", "error.status in _BY_ONE and not", "error.status is None and not", REMOTE),
     ("rewards/endpoint_batches.py", "if self._given_up and", "if False and", REMOTE),
     ("rewards/failures.py", "if self._left <= 0:", "if False:", FAILURES),
-    ("rewards/time_limit.py", "if tries > 1:\n                _interrupt_lines(frame)", "pass", FAILURES),
+    ("rewards/time_limit.py", "if tries > 1:\n                _interrupt_line(frame, tries - 1)", "pass", FAILURES),
     ("rewards/json_schema.py", "min(left, _PATTERN_TIMEOUT)", "_PATTERN_TIMEOUT", SCHEMA),
     ("rewards/json_schema.py", "if id(found.contents) in seen:", "if len(seen) > 9:", SCHEMA),
     ("rewards/time_limit.py", "signal.raise_signal(signal.SIGALRM)", "pass", FAILURES),

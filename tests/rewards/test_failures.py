@@ -447,10 +447,22 @@ def swallows(prompts, completions, **kwargs):
             continue
 
 
-def test_a_function_that_catches_everything_is_given_up_all_the_same():
+def swallows_twice(prompts, completions, **kwargs):
+    while True:
+        try:
+            try:  # noqa: SIM105
+                time.sleep(60)
+            except:  # noqa: E722
+                pass
+        except:  # noqa: E722
+            pass
+
+
+@pytest.mark.parametrize("func", [swallows, swallows_twice])
+def test_a_function_that_catches_everything_is_given_up_all_the_same(func):
     started, tracer = time.monotonic(), sys.gettrace()
-    assert ask(CheckedReward(swallows, timeout=0.2), "a") == [None]
-    assert time.monotonic() - started < 4
+    assert ask(CheckedReward(func, timeout=0.2), "a") == [None]
+    assert time.monotonic() - started < 10
     assert sys.gettrace() is tracer
 
 

@@ -57,7 +57,9 @@ def check_timeout(timeout: Any) -> float | None:
         return None
     if is_number(timeout) and 0 < timeout <= LONGEST:
         return float(timeout)
-    raise UserError(f"timeout must be a number of seconds above 0, or null for no limit, not {shown(timeout)}")
+    raise UserError(
+        f"timeout must be a number of seconds above 0, at most 1e7, or null for no limit, not {shown(timeout)}"
+    )
 
 
 class FailureFile:

@@ -137,7 +137,9 @@ def _make_validator(schema: dict[str, Any]) -> Any:
     try:
         _check_parts(schema, draft.META_SCHEMA["$schema"])
     except (AttributeError, TypeError) as error:  # of keywords of old drafts that the library does not walk through
-        raise UserError(f"json_schema cannot use this schema: {shown(str(error))}") from error
+        raise UserError(
+            f"json_schema cannot use this schema, write it for draft 2020-12: {shown(str(error))}"
+        ) from error
     timed = jsonschema.validators.extend(
         draft,
         {
@@ -150,7 +152,9 @@ def _make_validator(schema: dict[str, Any]) -> Any:
     try:
         validator.is_valid({})
     except Exception as error:  # of keywords that the library does not follow everywhere, as `extends` of draft 3
-        raise UserError(f"json_schema cannot use this schema: {type(error).__name__}: {shown(str(error))}") from error
+        raise UserError(
+            f"json_schema cannot use this schema, write it for draft 2020-12: {shown(str(error))}"
+        ) from error
     return validator
 
 

@@ -17,7 +17,7 @@ class TimeLimitError(TimeoutError):
 
 class _Interruption(BaseException):
     """No `Exception`: a reward function that catches those would swallow it and go on. One that catches everything in a
-    loop is interrupted at its next line as well, which is where it has caught the first."""
+    loop is interrupted at one of its next lines as well, until it is at one where nothing is caught."""
 
 
 def call_within(seconds: float | None, function: Callable[[], Result]) -> Result:
@@ -48,7 +48,7 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
         if active:
             tries += 1
             if tries > 1:
-                _interrupt_lines(frame)
+                _interrupt_line(frame, tries - 1)
             raise _Interruption
 
     handler = signal.signal(signal.SIGALRM, interrupt)
@@ -74,12 +74,17 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
                 signal.raise_signal(signal.SIGALRM)
 
 
-def _interrupt_lines(frame: Any) -> None:
-    """Raises at the next line of each function down to ours."""
+def _interrupt_line(frame: Any, number: int) -> None:
+    """Raises at the next but `number - 1` line of the functions down to ours: of those that catch one, the next time
+    another, until one is not inside of any `try`."""
+    left = number
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
         if event == "line":  # that of an exception comes while it can still be caught
-            raise _Interruption
+            left -= 1
+            if left == 0:
+                raise _Interruption
         return trace
 
     sys.settrace(trace)
