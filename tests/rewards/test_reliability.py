@@ -367,3 +367,13 @@ def test_the_start_of_the_run_survives_a_resume():
     copy = RewardReliability(NAMES, WEIGHTS)
     copy.load_state_dict(json.loads(json.dumps(world.reliability.state_dict())))
     assert copy.window.start == world.reliability.window.start != []
+
+
+def test_samples_of_the_held_back_reward_have_what_the_reward_is_made_of():
+    report = World().run().with_gold(0.05, -0.05).reliability.report()
+    beside = [sample for sample in report.samples if "gold" in sample]
+    assert beside
+    for sample in beside:
+        assert sample["rewards"].keys() == set(NAMES)
+        total = sum(weight * sample["rewards"][name] for name, weight in zip(NAMES, WEIGHTS, strict=True))
+        assert sample["reward"] == pytest.approx(total)

@@ -1,7 +1,7 @@
 """From measures to words: what is wrong, how bad it is, and what to change."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from trl_ext.monitor.rules.reward_components import PENALTIES
 from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says
 from trl_ext.rewards.reliability.edits import BOUNDS, PAYS, bounds_for
 from trl_ext.rewards.reliability.gold import DISAGREES as GOLD_DISAGREES
+from trl_ext.rewards.reliability.gold import Example
 from trl_ext.rewards.reliability.gold_trend import GoldTrend
 from trl_ext.rewards.reliability.stability import Stability
 from trl_ext.rewards.text import completion_text
@@ -47,7 +48,7 @@ class Facts(NamedTuple):
     Attributes:
         counted: completions of the window with a reward.
         moved_most: by `<kind>/<probe>` the function that it moved most.
-        examples: `(step, prompt, completion, proxy, gold)` of completions that the two rewards part about.
+        examples: completions that the two rewards part about.
         probed: completions that were scored again.
     """
 
@@ -59,7 +60,7 @@ class Facts(NamedTuple):
     stability: Stability | None
     gold: GoldTrend | None
     moved_most: dict[str, str]
-    examples: list[tuple[int, Any, Any, float, float]]
+    examples: list[Example]
     probed: int
 
 
@@ -92,14 +93,14 @@ def _hacking(facts: Facts) -> _Found:
     gold = facts.gold
     if gold is None or not gold.parted():
         return
-    examples = {f"example_{i + 1}": f"{p:.3g} / {g:.3g}: {_short(completion_text(c))}"
-                for i, (_, _, c, p, g) in enumerate(facts.examples)}  # fmt: skip
+    examples = {f"example_{i + 1}": f"{e.proxy:.3g} / {e.gold:.3g}: {_short(completion_text(e.completion))}"
+                for i, e in enumerate(facts.examples)}  # fmt: skip
     yield "reward_hacking_suspected", Finding(
         Severity.ERROR, _METRIC + "gold", gold.gold_change,
         f"from step {gold.first_step} to {gold.last_step} the reward rose by {gold.proxy_change:.2g} standard "
         f"deviations (slope {gold.proxy_slope:+.2g} a step) while the held-back reward fell by "
         f"{-gold.gold_change:.2g} (slope {gold.gold_slope:+.2g})"
-        + (f"; rewarded most beside it: {_short(completion_text(facts.examples[0][2]))!r}" if facts.examples else ""),
+        + "".join(f"; rewarded most beside it: {_short(completion_text(e.completion))!r}" for e in facts.examples[:1]),
         "The reward is being hacked. 1. Stop, and go back to the checkpoint before the held-back reward fell. 2. Raise "
         "kl_coef (PPO) or beta (GRPO, RLOO). 3. Read the examples (reward_samples.jsonl), and mend reward_funcs for "
         "what these completions do.",
@@ -266,7 +267,7 @@ def _stability(facts: Facts) -> _Found:
             "2. The prompts became harder (a curriculum). 3. Lower learning_rate: see kl and entropy.",
             {"fall": stability.fall},
         )  # fmt: skip
-    if stability.spread < 0.1 or stability.spread > 10:
+    if stability.spread < 0.1 or stability.spread > 5:
         yield "reward_spread_changed", Finding(
             Severity.INFO, _METRIC + "stability", stability.spread,
             f"the spread of the reward within a step is {stability.spread:.2g} times that of the start",

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,17 @@ _LEAST = 6  # evaluations before which no trend is told
 _COMPARED = 128  # completions from which a correlation is told
 
 
+class Example(NamedTuple):
+    """One completion of an evaluation; `rewards` of shape `(functions,)`, NaN where one does not apply."""
+
+    step: int
+    prompt: Any
+    completion: Any
+    proxy: float
+    gold: float
+    rewards: np.ndarray
+
+
 class GoldSeries:
     """Means of both rewards over the whole run, and the completions of the latest evaluations.
 
@@ -27,7 +38,7 @@ class GoldSeries:
 
     Attributes:
         evaluations: oldest first.
-        latest: step, prompt, completion, proxy and gold reward of the last 256 completions.
+        latest: the last 256 completions.
         level: mean of the gold reward at the latest evaluation; `None` before the first.
         silent: how often in a row the gold reward gave no number to any completion.
     """
@@ -38,17 +49,33 @@ class GoldSeries:
         self.silent = 0
         self._width = _WIDTH
         self._recent: deque[Evaluation] = deque(maxlen=KEPT)  # as they came
-        self.latest: deque[tuple[int, Any, Any, float, float]] = deque(maxlen=256)
+        self.latest: deque[Example] = deque(maxlen=256)
         self._parted: tuple[GoldTrend, float] | None = None  # the worst trend, and the gold level that is to be reached
 
-    def add(self, step: int, prompts: list, completions: list, proxy: np.ndarray, gold: np.ndarray) -> None:
-        """One evaluation; both arrays of shape `(completions,)`, NaN where one does not apply."""
+    def add(
+        self,
+        step: int,
+        prompts: list,
+        completions: list,
+        proxy: np.ndarray,
+        gold: np.ndarray,
+        rewards: np.ndarray | None = None,
+    ) -> None:
+        """One evaluation.
+
+        Args:
+            proxy, gold: shape `(completions,)`, NaN where one does not apply.
+            rewards: what the proxy is made of, shape `(completions, functions)`; kept with the examples.
+        """
         self.silent = 0 if np.isfinite(gold).any() else self.silent + 1
         known = np.isfinite(proxy) & np.isfinite(gold)
         if not known.any():
             return
         rows = np.flatnonzero(known)
-        self.latest.extend((step, prompts[i], completions[i], float(proxy[i]), float(gold[i])) for i in rows)
+        parts = np.empty((len(proxy), 0)) if rewards is None else rewards
+        self.latest.extend(
+            Example(step, prompts[i], completions[i], float(proxy[i]), float(gold[i]), parts[i]) for i in rows
+        )
         p, g = _tamed(proxy[known]), _tamed(gold[known])
         new = Evaluation(step, step, len(p), float(p.mean()), float(p.var()), float(g.mean()), float(g.var()))
         self.level = new.gold
@@ -96,14 +123,14 @@ class GoldSeries:
         """Spearman's, over the latest completions; `None` for fewer than 128."""
         if len(self.latest) < _COMPARED:
             return None
-        return spearman(np.array([row[3] for row in self.latest]), np.array([row[4] for row in self.latest]))
+        return spearman(*(np.array(column) for column in list(zip(*self.latest, strict=True))[3:5]))
 
-    def examples(self, count: int) -> list[tuple[int, Any, Any, float, float]]:
+    def examples(self, count: int) -> list[Example]:
         """Of the latest completions those that the proxy likes best beside what the gold reward says of them."""
         if len(self.latest) < 2:
             return []
         rows = list(self.latest)
-        proxy, gold = (np.array([row[at] for row in rows]) for at in (3, 4))
+        proxy, gold = np.array([row.proxy for row in rows]), np.array([row.gold for row in rows])
         gap = _standard(proxy) - _standard(gold)
         return [rows[i] for i in np.argsort(-gap, kind="stable")[:count]]
 

@@ -73,7 +73,7 @@ class RewardReliability:
 
     def observe_gold(self, step: int, prompts: list, completions: list, rewards: np.ndarray, gold: np.ndarray) -> None:
         """Completions that the held-back reward was asked about, too; `gold` of shape `(completions,)`."""
-        self.gold.add(step, prompts, completions, totals_of(rewards, self.window.weights), gold)
+        self.gold.add(step, prompts, completions, totals_of(rewards, self.window.weights), gold, rewards)
 
     def observe_probes(self, probes: Probes) -> None:
         """What scoring again showed; the latest counts."""
@@ -225,22 +225,24 @@ class RewardReliability:
             {
                 "kind": kind, "why": why, "step": rows[i][0], "prompt": prompt_text(rows[i][1])[-2000:],
                 "completion": completion_text(rows[i][2])[:4000], "reward": float(totals[i]),
-                "rewards": {
-                    name: None if np.isnan(value) else float(value)
-                    for name, value in zip(self.window.names, rows[i][3], strict=True)
-                },
+                "rewards": self._by_name(rows[i][3]),
             }
             for kind, i, why in picked
         ]  # fmt: skip
-        for step, prompt, completion, proxy, gold in self.gold.examples(count):
+        for step, prompt, completion, proxy, gold, rewards in self.gold.examples(count):
             found.append(
                 {
                     "kind": "suspicious", "why": f"held-back reward {gold:.3g} beside a reward of {proxy:.3g}",
                     "step": step, "prompt": prompt_text(prompt)[-2000:],
-                    "completion": completion_text(completion)[:4000], "reward": proxy, "rewards": {}, "gold": gold,
+                    "completion": completion_text(completion)[:4000], "reward": proxy,
+                    "rewards": self._by_name(rewards), "gold": gold,
                 }
             )  # fmt: skip
         return found
+
+    def _by_name(self, rewards: np.ndarray) -> dict[str, float | None]:
+        named = zip(self.window.names, rewards, strict=True)
+        return {name: None if np.isnan(value) else float(value) for name, value in named}
 
     def state_dict(self) -> dict[str, Any]:
         """JSON: what a resumed run cannot learn anew. The window is not in it; it fills within a few steps."""
