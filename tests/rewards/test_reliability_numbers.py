@@ -445,7 +445,7 @@ def test_the_start_of_the_run_is_what_the_latest_steps_are_compared_with(steps):
 
 
 @pytest.mark.parametrize("batch", [4, 8, 32])
-@pytest.mark.parametrize("kind", ["rare", "common", "clipped", "at once"])
+@pytest.mark.parametrize("kind", ["rare", "very rare", "common", "clipped", "at once", "from the start"])
 def test_binary_and_clipped_rewards_are_stable(batch, kind):
     """Rewards of which most are equal, and that are learnt until all are."""
     unstable = 0
@@ -454,7 +454,11 @@ def test_binary_and_clipped_rewards_are_stable(batch, kind):
         parts = []
         for step in range(1, 301):
             learnt = 1 / (1 + np.exp(-(step - 60) / (2.5 if kind == "at once" else 8)))
-            p = {"rare": 0.05, "common": 0.95, "at once": 0.02 + 0.98 * learnt}.get(kind, 0.0)
+            early = 1 / (1 + np.exp(-(step - 15) / 2.5))
+            p = {
+                "rare": 0.05, "very rare": 0.01, "common": 0.95, "at once": 0.02 + 0.98 * learnt,
+                "from the start": 0.02 + 0.98 * early,
+            }.get(kind, 0.0)  # fmt: skip
             rewards = (random.random((batch, 1)) < p).astype(float)
             if kind == "clipped":
                 rewards = np.clip(random.normal(-1 + 3 * learnt, 0.5, (batch, 1)), -1, 1)

@@ -8,6 +8,7 @@ LEAST = 32  # completions from which a constant is told
 _TOP = 0.95  # share of completions at the highest value from which a function is saturated
 _ROUNDING = 1e-9  # of the largest value: what lies closer together is one value
 _COUNTS = {"live": 1.0, "saturated": 2 / 3}  # of a function by its state
+_CANCELLED = 1e-5  # of the largest function's spread: float32 has no more
 _NEGLIGIBLE = 0.02  # of the leading function's spread: what the others add is lost in it
 
 
@@ -84,6 +85,11 @@ def _state(values: np.ndarray, asked: int, weight: float, lowest: float, highest
     if values.max() - values.min() <= rounding and not (lowest < values.min() - rounding and values.max() >= highest):
         return "dead"  # where it was lower before, all have earned it by now
     return "saturated" if float(np.mean(values >= highest - rounding)) >= _TOP else "live"
+
+
+def total_varies(std: float, components: list[Component]) -> bool:
+    """Whether there is more to the total's spread than what rounding leaves where functions cancel out."""
+    return std > _CANCELLED * max((abs(c.weight) * c.std for c in components if c.std > 0), default=0.0)
 
 
 def signal(components: list[Component], total_varies: bool) -> float:

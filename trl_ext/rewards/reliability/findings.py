@@ -8,7 +8,7 @@ import numpy as np
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.rules.base import Finding
 from trl_ext.monitor.rules.reward_components import PENALTIES
-from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says
+from trl_ext.rewards.reliability.components import LEAST, Component, is_lost, says, total_varies
 from trl_ext.rewards.reliability.edits import BOUNDS, PAYS, bounds_for
 from trl_ext.rewards.reliability.gold import DISAGREES as GOLD_DISAGREES
 from trl_ext.rewards.reliability.gold import Example
@@ -165,7 +165,9 @@ def _components(facts: Facts) -> _Found:
             "Nothing is trained on: give a function of reward_funcs a weight.",
         )  # fmt: skip
     elif (
-        facts.counted >= LEAST and facts.measures["std"] == 0 and any(c.weight and c.std > 0 for c in facts.components)
+        facts.counted >= LEAST
+        and any(c.weight and c.std > 0 for c in facts.components)
+        and not total_varies(facts.measures["std"], facts.components)
     ):
         yield "reward_cancelled", Finding(
             Severity.ERROR, _METRIC + "signal", 0.0,
@@ -267,7 +269,7 @@ def _stability(facts: Facts) -> _Found:
             "2. The prompts became harder (a curriculum). 3. Lower learning_rate: see kl and entropy.",
             {"fall": stability.fall},
         )  # fmt: skip
-    if stability.spread < 0.1 or stability.spread > 5:
+    if (stability.spread < 0.1 and not stability.rises) or stability.spread > 5:
         yield "reward_spread_changed", Finding(
             Severity.INFO, _METRIC + "stability", stability.spread,
             f"the spread of the reward within a step is {stability.spread:.2g} times that of the start",

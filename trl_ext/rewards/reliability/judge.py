@@ -189,7 +189,9 @@ class RewardReliability:
         if not np.isnan(sensitivity).all():
             parts["robustness"] = ramp(float(np.nanmax(sensitivity)), 1.0, 3.0)
         if facts.completions >= LEAST:
-            parts["signal"] = of_components.signal(facts.components, m["std"] > 0)
+            parts["signal"] = of_components.signal(
+                facts.components, of_components.total_varies(m["std"], facts.components)
+            )
             if any(name.startswith("infinite/") for name in m):
                 parts["signal"] = 0.0
         if facts.counted >= LEAST:

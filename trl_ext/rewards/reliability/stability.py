@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trl_ext.rewards.reliability.numbers import ramp
-from trl_ext.rewards.reliability.window import FIRST_STEPS, STEPS_KEPT
+from trl_ext.rewards.reliability.window import A_STEP, FIRST_STEPS, STEPS_KEPT
 
 _SIDE = 4  # steps on either side of a change point
 _LEAST = 16  # steps before which none is looked for
@@ -26,9 +26,10 @@ class Stability(NamedTuple):
             of a step; 0 where none is.
         step: when that was; the latest one where there is none.
         before, after: median of the four steps on either side.
-        spread: standard deviation within the latest eight steps by that within the first eight, the largest left out.
+        spread: standard deviation within the latest eight steps by that within the first eight, the largest left out;
+            1 where two of the first eight have none.
         drift: mean of the latest eight steps minus that of the first eight, in the reward's unit.
-        rises: whether that is more than their scatter explains.
+        rises: whether that is more than chance explains.
         since: the first step of the run.
         fall: how far the mean fell by the drift, in standard deviations of a usual step; 0 where scatter explains it.
     """
@@ -76,7 +77,9 @@ def stability_of(
     changes = sums[_SIDE:] - sums[:-_SIDE]  # changes[i]: between the steps before and from i + _SIDE on
     first = np.array(start if start else list(zip(steps, means, stds, strict=False))[:FIRST_STEPS], dtype=float)
     before, now = _usual(first[:, 2]), _usual(spreads[-FIRST_STEPS:])
-    spread = now / before if before > 0 else 1.0
+    # of a reward that few completions earn, most steps have no spread by chance
+    is_known = np.count_nonzero(first[:, 2]) >= FIRST_STEPS - 1
+    spread = now / before if is_known else 1.0
     drift = float(levels[-FIRST_STEPS:].mean() - first[:, 1].mean())
     scatter = float(np.hypot(first[:, 1].std(), levels[-FIRST_STEPS:].std())) / FIRST_STEPS**0.5
     usual = np.median(changes)
@@ -86,7 +89,9 @@ def stability_of(
     sudden = single.max() >= _AT_ONCE * abs(changes[at])
     learnt = changes[at] > 0 and at + _SIDE < _RISING and len(levels) < STEPS_KEPT
     noise = 1.4826 * float(np.median(away))
-    rises, usual_std = drift > 4 * scatter, float(np.median(spreads))
+    usual_std = float(np.median(spreads))
+    # the first steps may have learnt already, and scatter for that reason
+    rises = drift > 4 * min(scatter, max(before, now) / (A_STEP * FIRST_STEPS) ** 0.5)
     fall = -drift / usual_std if drift < -_FALLS * scatter and usual_std > 0 else 0.0
     tiny = away[at] <= 1e-9 + 1e-6 * abs(float(levels.mean()))
     since, latest = int(first[0, 0]), int(steps[-1])

@@ -11,7 +11,7 @@ from trl_ext.rewards.text import Completion
 
 FIRST_STEPS = 8  # of the run, that the latest are compared with
 STEPS_KEPT = 128  # means and spreads of steps, for change points
-_A_STEP = 32  # completions whose mean and spread say something: smaller steps are taken together
+A_STEP = 32  # completions whose mean and spread say something: smaller steps are taken together
 
 
 class Row(NamedTuple):
@@ -63,10 +63,10 @@ class RewardWindow:
         self.seen += len(completions)
         totals = totals_of(rewards, self.weights)
         totals = totals[~np.isnan(totals)]
-        if self._pending or len(totals) < _A_STEP:
+        if self._pending or len(totals) < A_STEP:
             self._pending += totals.tolist()
             totals = np.array(self._pending)
-        if len(totals) >= _A_STEP:
+        if len(totals) >= A_STEP:
             self._pending = []
             self.steps.append(step)
             self.step_means.append(float(totals.mean()))
