@@ -483,3 +483,13 @@ def test_binary_and_clipped_rewards_are_stable(batch, kind):
 def test_reasoning_is_found_and_taken_out(text, reasoning, without):
     assert reasoning_of(text) == reasoning
     assert with_reasoning(text, "") == without
+
+
+@pytest.mark.parametrize("at", [3, 37])
+def test_one_outlier_is_no_change_of_the_spread(at):
+    stds = [1.0] * 40
+    stds[at] = 60.0
+    means = np.random.default_rng(0).normal(0, 0.1, 40)
+    found = stability_of(range(40), means, stds)
+    assert found.spread == pytest.approx(1.0)
+    assert found.part() == 1.0

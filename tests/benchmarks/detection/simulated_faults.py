@@ -101,6 +101,7 @@ def cases() -> dict[str, Case]:
                                  "length": from_start(G["length"], ramp(480, 25))}),
         "dead_component": _case("grpo", "dead_reward_component",
                                 after(**{"rewards/format/mean": 0.0, "rewards/format/std": 0.0})),
+        "failing_reward": _case("grpo", "reward_failures", after(**{"reward_failures/format": 0.6})),
         "dominance": _case("grpo", "component_dominance reward_hacking_suspected", _length_pays,
                            {"length": from_start(G["length"], ramp(430, 25))}),
         "zero_signal": _case("grpo", "zero_signal", None, {"dead_groups": from_start(G["dead_groups"], ramp(0.99, 3)),
