@@ -76,7 +76,7 @@ def _finish(tensor: StoredTensor, futures: list[Future]) -> Done:
 
 def _blocks_of(tensor: StoredTensor) -> Iterator[tuple[int, str, int, int]]:
     """First element, file, offset and bytes of each."""
-    width = (tensor.torch_dtype or torch.uint8).itemsize
+    width = tensor.read_as.itemsize
     start = 0
     for piece in tensor.pieces:
         for at in range(0, piece.size, _BYTES):
@@ -93,7 +93,7 @@ def _one(files: "_Files", work: Work, tensor: StoredTensor, start: int, file: st
         _OWN.buffer = memoryview(bytearray(_BYTES))
     buffer = _OWN.buffer[:size]
     files.read(file, offset, buffer)
-    return work(tensor, start, torch.frombuffer(buffer, dtype=tensor.torch_dtype or torch.uint8))
+    return work(tensor, start, torch.frombuffer(buffer, dtype=tensor.read_as))
 
 
 class _Files:

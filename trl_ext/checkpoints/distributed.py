@@ -8,13 +8,12 @@ from math import prod
 from typing import Any, NamedTuple
 
 from trl_ext.checkpoints.errors import UnreadableError
-from trl_ext.checkpoints.folder import CheckpointFolder
-from trl_ext.checkpoints.pickled import Record, key_of, read_pickle
+from trl_ext.checkpoints.folder import CheckpointFolder, inside
+from trl_ext.checkpoints.pickled import MOST, Record, key_of, read_pickle
 from trl_ext.checkpoints.stored import Piece, StoredTensor
 from trl_ext.checkpoints.torch_file import read_torch_file
 
 METADATA = ".metadata"
-_LARGEST = 256 << 20  # bytes of the metadata
 
 
 class _Part(NamedTuple):
@@ -34,9 +33,9 @@ def read_distributed(
     Raises:
         UnreadableError: the metadata cannot be read.
     """
-    name = f"{under}/{METADATA}" if under else METADATA
+    name = inside(under, METADATA)
     with folder.open(name) as file:
-        content = file.read(_LARGEST)
+        content = file.read(MOST)
     if not content:
         raise UnreadableError(f"'{name}' is empty", "empty")
     metadata = read_pickle(content, f"'{name}'")
@@ -48,7 +47,7 @@ def read_distributed(
         tensor = str(index.get("fqn"))
         if shapes.get(tensor) is None:
             continue  # no tensor but bytes: a step, the state of a scheduler
-        file = f"{under}/{place['relative_path']}" if under else str(place["relative_path"])
+        file = inside(under, str(place["relative_path"]))
         parts.setdefault(tensor, []).append(
             _Part(_size(index.get("offset")), file, int(place["offset"]), int(place["length"]))
         )

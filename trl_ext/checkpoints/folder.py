@@ -12,6 +12,11 @@ _LARGEST_JSON = 64 << 20  # bytes; tokenizer.json of a large vocabulary has 30 m
 _MOST_FILES = 20_000
 
 
+def inside(under: str, name: str) -> str:
+    """The path from the checkpoint's folder of what a folder in it holds; that is `""` for the folder itself."""
+    return f"{under}/{name}" if under else name
+
+
 class CheckpointFolder:
     """A folder, or one file of it. Nothing is written, no link is followed out of it.
 
@@ -46,15 +51,12 @@ class CheckpointFolder:
         try:
             with os.scandir(self.path / under) as entries:
                 for entry in entries:
-                    found.append((f"{under}/{entry.name}" if under else entry.name, entry))
+                    found.append((inside(under, entry.name), entry))
                     if len(found) > _MOST_FILES:
                         raise UnreadableError(f"{self.path / under} has more than {_MOST_FILES} entries", "format")
         except OSError as error:  # deleted while we look
             raise UnreadableError(f"{self.path / under} cannot be listed: {error.strerror}", "missing") from error
         return found
-
-    def has(self, name: str) -> bool:
-        return os.path.lexists(self.path / name)
 
     def size(self, name: str) -> int:
         """Bytes.

@@ -52,10 +52,6 @@ class TensorStatistics:
     dead_columns: int | None = None
     sample: torch.Tensor | None = None
 
-    @property
-    def elements(self) -> int:
-        return self.tensor.elements
-
     def quantiles(self, at: Sequence[float]) -> list[float]:
         """Estimated from the sample."""
         if self.sample is None or not len(self.sample):
@@ -136,7 +132,7 @@ def _moments_of_part(tensor: StoredTensor, start: int, part: torch.Tensor) -> Mo
         numbers = numbers[torch.isfinite(numbers)].double()
         if not len(numbers):
             return found
-        low, high = torch.stack(list(torch.aminmax(numbers.abs()))).tolist()
+        low, high = _ends(numbers.abs()).tolist()
     if low == 0.0:
         _count_zeros(found, tensor, start, part)
     if not 1 / _SAFE < high < _SAFE:
@@ -144,7 +140,7 @@ def _moments_of_part(tensor: StoredTensor, start: int, part: torch.Tensor) -> Mo
     found.finite, found.abs_max = len(numbers), high
     found.lowest, found.highest = -math.inf, math.inf
     if low == high:  # perhaps the same everywhere
-        found.lowest, found.highest = torch.stack(list(torch.aminmax(numbers))).tolist()
+        found.lowest, found.highest = _ends(numbers).tolist()
     found.mean, squares = float(numbers.sum()) / len(numbers), float(torch.dot(numbers, numbers))
     if found.mean**2 * len(numbers) > _FAR * squares:  # the squares would lose what the deviations are
         numbers = numbers.double()
@@ -159,9 +155,9 @@ def _moments_of_part(tensor: StoredTensor, start: int, part: torch.Tensor) -> Mo
 def _count_zeros(found: Moments, tensor: StoredTensor, start: int, part: torch.Tensor) -> None:
     is_zero = part == 0
     found.zeros = int(is_zero.sum())
-    if len(tensor.shape) < 2 or not tensor.ordered:
+    if tensor.rows_and_columns is None:
         return
-    rows, width = tensor.shape[0], tensor.elements // tensor.shape[0]
+    rows, width = tensor.rows_and_columns
     at = torch.nonzero(is_zero).flatten() + start
     found.zeros_of_rows = torch.bincount(at // width, minlength=rows)
     found.zeros_of_columns = torch.bincount(at % width, minlength=width)
@@ -176,8 +172,8 @@ def statistics_of(tensor: StoredTensor, parts: Sequence[Moments]) -> TensorStati
         found.std = (whole.squares / whole.finite) ** 0.5
         found.norm = (whole.finite * (found.std**2 + found.mean**2)) ** 0.5
         found.constant = whole.finite == tensor.elements > 1 and whole.lowest == whole.highest
-    if len(tensor.shape) > 1 and tensor.ordered and tensor.elements:
-        rows, width = tensor.shape[0], tensor.elements // tensor.shape[0]
+    if tensor.rows_and_columns is not None:
+        rows, width = tensor.rows_and_columns
         found.dead_rows = 0 if whole.zeros_of_rows is None else int((whole.zeros_of_rows == width).sum())
         found.dead_columns = 0 if whole.zeros_of_columns is None else int((whole.zeros_of_columns == rows).sum())
     if whole.samples:
@@ -192,15 +188,20 @@ def _magnitudes(part: torch.Tensor) -> tuple[torch.Tensor, float, float, bool]:
     if part.dtype in _BITS:
         integers, mask, end = _BITS[part.dtype]
         bits = torch.bitwise_and(part.view(integers), mask, out=_scratch(integers, len(part)))
-        ends = torch.stack(list(torch.aminmax(bits)))
+        ends = _ends(bits)
         numbers = _scratch(torch.float32, len(part)).copy_(part)
         if int(ends[1]) >= end:
             return numbers, 0.0, 0.0, False
         low, high = ends.view(part.dtype).tolist()
         return numbers, low, high, True
     numbers = part.double() if part.dtype in _EXACT else part.float()
-    low, high = torch.stack(list(torch.aminmax(numbers.abs()))).tolist()  # NaN where there is one
+    low, high = _ends(numbers.abs()).tolist()  # NaN where there is one
     return numbers, low, high, math.isfinite(low) and math.isfinite(high)
+
+
+def _ends(values: torch.Tensor) -> torch.Tensor:
+    """The smallest and the largest; shape `(2,)`."""
+    return torch.stack(list(torch.aminmax(values)))
 
 
 class _Scratch(threading.local):

@@ -5,13 +5,13 @@ disassembler and followed for their data alone: what it would import is a name, 
 """
 
 import pickletools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
 from trl_ext.checkpoints.errors import UnreadableError
 
-_MOST = 256 << 20  # bytes
+MOST = 256 << 20  # bytes
 _MARK = object()
 
 
@@ -38,23 +38,24 @@ class Record:
 
     made_by: Any
     arguments: tuple = ()
-    state: Any = field(default=None)
+    state: Any = None
 
 
-def read_pickle(content: bytes, what: str) -> Any:
+def read_pickle(content: bytes, what: str, names: list[Name] | None = None) -> Any:
     """The data of a pickle, with `Name` and `Record` where it has anything but lists, tuples, dicts, texts and numbers.
 
     Args:
         what: the file, for errors.
+        names: gets all that the pickle would import, used or not.
     Raises:
         UnreadableError: no pickle, or one with instructions that files of torch do not have.
     """
-    if len(content) > _MOST:
-        raise UnreadableError(f"{what} has more than {_MOST >> 20} MiB", "format")
-    return read_next_pickle(BytesIO(content), what)
+    if len(content) > MOST:
+        raise UnreadableError(f"{what} has more than {MOST >> 20} MiB", "format")
+    return read_next_pickle(BytesIO(content), what, names)
 
 
-def read_next_pickle(file: Any, what: str) -> Any:
+def read_next_pickle(file: Any, what: str, names: list[Name] | None = None) -> Any:
     """The next one in a file, which is left behind its end. As `read_pickle`."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -63,28 +64,13 @@ def read_next_pickle(file: Any, what: str) -> Any:
             if opcode.name == "STOP":
                 return stack.pop()
             _follow(opcode.name, argument, stack, memo)
+            if names is not None and opcode.name in ("GLOBAL", "STACK_GLOBAL"):
+                names.append(stack[-1])
     except UnreadableError:
         raise
     except Exception as error:  # whatever a damaged one brings about
         raise UnreadableError(f"{what} is damaged: {type(error).__name__} in its instructions", "format") from error
     raise UnreadableError(f"{what} is cut off", "truncated")
-
-
-def names_in(content: bytes) -> list[Name]:
-    """All that a pickle would import, as far as it can be taken apart; for a message."""
-    found: list[Name] = []
-    texts: list[str] = []
-    try:
-        for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name == "GLOBAL" and argument is not None:
-                found.append(Name(*argument.split(" ", 1)))
-            elif opcode.name == "STACK_GLOBAL" and len(texts) > 1:
-                found.append(Name(*texts[-2:]))
-            elif isinstance(argument, str):
-                texts.append(argument)
-    except Exception:  # a damaged one: what was found so far
-        pass
-    return list(dict.fromkeys(found))
 
 
 def _follow(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:

@@ -2,20 +2,19 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trl_ext.checkpoints.distributed import METADATA, read_distributed
 from trl_ext.checkpoints.errors import UnreadableError
-from trl_ext.checkpoints.folder import CheckpointFolder
+from trl_ext.checkpoints.folder import CheckpointFolder, inside
 from trl_ext.checkpoints.packed import with_forms
 from trl_ext.checkpoints.pickled import Name
 from trl_ext.checkpoints.safetensors_file import read_safetensors
 from trl_ext.checkpoints.stored import StoredTensor
 from trl_ext.checkpoints.torch_file import read_torch_file
 
-ADAPTER = re.compile(r"adapter_model(-\d+-of-\d+)?\.(safetensors|bin)")
 _INDEX = re.compile(r".+\.(safetensors|bin)\.index\.json")
 _TRAINER_STATE = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|random_states|training_args|sampler).*\.(pt|pth|bin|pkl)"
@@ -68,6 +67,10 @@ class Checkpoint:
     @property
     def path(self) -> Path:
         return self.folder.path
+
+    def cannot_read(self, file: str, error: UnreadableError) -> None:
+        """Notes it among the problems."""
+        self.problems.append(Problem(file, error.kind, str(error)))
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -142,11 +145,11 @@ def _read_inner(checkpoint: Checkpoint, under: str) -> list[str]:
 
 def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
     into = checkpoint.optimizer if PurePosixPath(under).name.startswith("optimizer") else checkpoint.tensors
-    name = f"{under}/{METADATA}" if under else METADATA
+    name = inside(under, METADATA)
     try:
         tensors, lost = read_distributed(checkpoint.folder, under)
     except UnreadableError as error:
-        checkpoint.problems.append(Problem(name, error.kind, str(error)))
+        checkpoint.cannot_read(name, error)
     else:
         into += tensors
         checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
@@ -157,7 +160,7 @@ def _read_file(checkpoint: Checkpoint, name: str, into: list[StoredTensor] | Non
     into = checkpoint.tensors if into is None else into
     try:
         if name.endswith(".safetensors"):
-            tensors, _ = read_safetensors(checkpoint.folder, name)
+            tensors = read_safetensors(checkpoint.folder, name)
         else:
             found = read_torch_file(checkpoint.folder, name)
             tensors = found.tensors
@@ -165,15 +168,11 @@ def _read_file(checkpoint: Checkpoint, name: str, into: list[StoredTensor] | Non
             if found.imports:
                 checkpoint.imports[name] = found.imports
     except UnreadableError as error:
-        checkpoint.problems.append(Problem(name, error.kind, str(error)))
+        checkpoint.cannot_read(name, error)
         return
     if prefix:
-        tensors = [_renamed(tensor, f"{prefix}.{tensor.name}") for tensor in tensors]
+        tensors = [replace(tensor, name=f"{prefix}.{tensor.name}") for tensor in tensors]
     into += tensors
-
-
-def _renamed(tensor: StoredTensor, name: str) -> StoredTensor:
-    return StoredTensor(name, tensor.dtype, tensor.shape, tensor.pieces, tensor.ordered, tensor.form)
 
 
 def _note(checkpoint: Checkpoint, names: list[str]) -> None:
@@ -181,7 +180,7 @@ def _note(checkpoint: Checkpoint, names: list[str]) -> None:
         try:
             checkpoint.files[name] = checkpoint.folder.size(name)
         except UnreadableError as error:
-            checkpoint.problems.append(Problem(name, error.kind, str(error)))
+            checkpoint.cannot_read(name, error)
 
 
 def _read_documents(checkpoint: Checkpoint, names: list[str]) -> None:
@@ -191,7 +190,7 @@ def _read_documents(checkpoint: Checkpoint, names: list[str]) -> None:
         try:
             document = checkpoint.folder.json(name)
         except UnreadableError as error:
-            checkpoint.problems.append(Problem(name, error.kind, str(error)))
+            checkpoint.cannot_read(name, error)
             continue
         if _INDEX.fullmatch(name):
             weight_map = document.get("weight_map") if isinstance(document, dict) else None

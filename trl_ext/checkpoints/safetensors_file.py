@@ -17,10 +17,11 @@ from trl_ext.checkpoints.folder import CheckpointFolder
 from trl_ext.checkpoints.stored import Piece, StoredTensor
 
 _LENGTH = 8  # bytes that say how long the header is
+_MOST = 100_000_000  # bytes of a header, as in the library
 
 
-def read_safetensors(folder: CheckpointFolder, name: str) -> tuple[list[StoredTensor], dict[str, str]]:
-    """Its tensors in the order of their bytes, and its metadata.
+def read_safetensors(folder: CheckpointFolder, name: str) -> list[StoredTensor]:
+    """Its tensors in the order of their bytes.
 
     Raises:
         UnreadableError: no whole safetensors file.
@@ -29,10 +30,9 @@ def read_safetensors(folder: CheckpointFolder, name: str) -> tuple[list[StoredTe
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise UnreadableError(f"'{name}' is empty", "empty")
-        header = _header(file, name, size)
+        header, start = _header(file, name, size)
         _check(folder, name)
-    metadata = header.pop("__metadata__", None) or {}
-    start = _LENGTH + header.pop("__length__")
+    header.pop("__metadata__", None)
     tensors = []
     for tensor, entry in header.items():
         begin, end = entry["data_offsets"]
@@ -40,7 +40,7 @@ def read_safetensors(folder: CheckpointFolder, name: str) -> tuple[list[StoredTe
             StoredTensor(tensor, entry["dtype"], tuple(entry["shape"]), (Piece(name, start + begin, end - begin),))
         )
     tensors.sort(key=lambda tensor: tensor.pieces[0].offset)
-    return tensors, metadata
+    return tensors
 
 
 def _check(folder: CheckpointFolder, name: str) -> None:
@@ -57,7 +57,8 @@ def _cause(error: Exception) -> str:
     return " ".join(str(error).split()).removeprefix("Error while deserializing header: ")[:160]
 
 
-def _header(file: Any, name: str, size: int) -> dict[str, Any]:
+def _header(file: Any, name: str, size: int) -> tuple[dict[str, Any], int]:
+    """The header, and where the tensors begin."""
     start = file.read(_LENGTH)
     (length,) = struct.unpack("<Q", start) if len(start) == _LENGTH else (0,)
     if len(start) < _LENGTH or length > size - _LENGTH:
@@ -74,8 +75,4 @@ def _header(file: Any, name: str, size: int) -> dict[str, Any]:
         raise UnreadableError(
             f"'{name}' is cut off: it should have {_LENGTH + length + end:,} bytes, and has {size:,}", "truncated"
         )
-    header["__length__"] = length
-    return header
-
-
-_MOST = 100_000_000  # bytes of a header, as in the library
+    return header, _LENGTH + length

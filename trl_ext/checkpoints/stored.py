@@ -64,3 +64,16 @@ class StoredTensor:
     @property
     def torch_dtype(self) -> torch.dtype | None:
         return DTYPES.get(self.dtype)
+
+    @property
+    def read_as(self) -> torch.dtype:
+        """What its bytes are read as: themselves where torch has no such type."""
+        return DTYPES.get(self.dtype, torch.uint8)
+
+    @property
+    def rows_and_columns(self) -> tuple[int, int] | None:
+        """A row is one index of the first dimension. `None` for fewer than two dimensions, no elements, or elements in
+        another order."""
+        if len(self.shape) < 2 or not self.ordered or not self.elements:
+            return None
+        return self.shape[0], self.elements // self.shape[0]

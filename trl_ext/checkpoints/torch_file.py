@@ -16,8 +16,8 @@ import torch
 
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder
-from trl_ext.checkpoints.pickled import Name, Record, key_of, names_in, read_next_pickle, read_pickle
-from trl_ext.checkpoints.stored import NAMES, Piece, StoredTensor
+from trl_ext.checkpoints.pickled import Name, Record, key_of, read_next_pickle, read_pickle
+from trl_ext.checkpoints.stored import DTYPES, NAMES, Piece, StoredTensor
 
 _STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -42,13 +42,11 @@ class TorchFile:
 
     Attributes:
         tensors: named by the way to them, `model.layers.0.weight`.
-        content: the rest, with `Name` and `Record`; tensors are records.
         imports: what loading it would import besides torch's own means, which may be anything.
         left_out: tensors that are neither contiguous nor a permutation, by name.
     """
 
     tensors: list[StoredTensor]
-    content: Any
     imports: list[Name]
     left_out: list[str]
 
@@ -77,8 +75,9 @@ def read_torch_file(folder: CheckpointFolder, name: str, start: int = 0, size: i
             pickle, storages = _legacy(window, name, start)
         else:
             raise UnreadableError(f"'{name}' is cut off or no file of torch.save", "format")
-        content = read_pickle(pickle, f"'{name}'")
-        foreign = [found for found in names_in(pickle) if not _is_known(found)]
+        names: list[Name] = []
+        content = read_pickle(pickle, f"'{name}'", names)
+    foreign = [found for found in dict.fromkeys(names) if not _is_known(found)]
     tensors, left_out = [], []
     for path, record in _tensors(content, "", 0):
         found = _stored(path, record, name, storages)
@@ -86,7 +85,7 @@ def read_torch_file(folder: CheckpointFolder, name: str, start: int = 0, size: i
             left_out.append(path)
         else:
             tensors.append(found)
-    return TorchFile(tensors, content, foreign, left_out)
+    return TorchFile(tensors, foreign, left_out)
 
 
 class _Window:
@@ -177,8 +176,7 @@ def _legacy(window: _Window, name: str, start: int) -> tuple[bytes, dict[str, _S
 
 
 def _width(dtype: str) -> int:
-    found = {name: torch_dtype for torch_dtype, name in NAMES.items()}.get(dtype)
-    return 1 if found is None else found.itemsize
+    return DTYPES.get(dtype, torch.uint8).itemsize
 
 
 def _storages_in(value: Any, depth: int) -> Iterator[tuple[str, str]]:
@@ -214,25 +212,18 @@ def _tensors(value: Any, path: str, depth: int) -> Iterator[tuple[str, Record]]:
     """The records of tensors with the way to them."""
     if depth > _DEEPEST:
         return
-    if isinstance(value, dict):
-        for key, one in value.items():
+    if isinstance(value, dict | list | tuple):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _tensors(one, f"{path}.{key_of(key)}" if path else str(key_of(key)), depth + 1)
-    elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from _tensors(one, f"{path}.{index}" if path else str(index), depth + 1)
     elif isinstance(value, Record):
         made_by = str(value.made_by)
         if made_by in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
             yield path, value
         elif made_by.startswith("torch._utils._rebuild_parameter"):
-            yield from _tensors(value.arguments[:1], path, depth + 1) if not path else _named(value, path, depth)
+            yield from _tensors(value.arguments[0] if path else value.arguments[:1], path, depth + 1)
         else:  # an OrderedDict, a DTensor, an object of somebody's own
             yield from _tensors(list(value.arguments), path, depth + 1) if value.arguments else ()
             yield from _tensors(value.state, path, depth + 1)
-
-
-def _named(parameter: Record, path: str, depth: int) -> Iterator[tuple[str, Record]]:
-    yield from _tensors(parameter.arguments[0], path, depth + 1)
 
 
 def _stored(path: str, record: Record, file: str, storages: dict[str, _Storage]) -> StoredTensor | None:

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import Any, NamedTuple
-
-import numpy as np
 
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
@@ -70,16 +69,14 @@ def _copied(value: Any) -> Any:
         return {key: _copied(one) for key, one in value.items()}
     if kind is tuple:
         return tuple(map(_copied, value))
-    if isinstance(value, set | OrderedDict | defaultdict | np.ndarray):
-        return copy(value) if isinstance(value, set | np.ndarray) else _refilled(value)
+    if isinstance(value, OrderedDict | defaultdict):
+        copied = copy(value)
+        copied.update((key, _copied(one)) for key, one in value.items())
+        return copied
+    numpy = sys.modules.get("numpy")  # whoever holds an array has imported it
+    if isinstance(value, set) or (numpy is not None and isinstance(value, numpy.ndarray)):
+        return copy(value)
     return value.clone() if hasattr(value, "clone") and hasattr(value, "untyped_storage") else value  # of torch
-
-
-def _refilled(mapping: Any) -> Any:
-    copied = copy(mapping)
-    for key, one in mapping.items():
-        copied[key] = _copied(one)
-    return copied
 
 
 def ask(func: Callable, call: Call) -> Any:

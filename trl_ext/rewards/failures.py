@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.strict_json import to_strict_json
-from trl_ext.rewards.options import LONGEST, bound_of, is_number, shown
+from trl_ext.rewards.options import bound_of, is_number, is_seconds, shown
 from trl_ext.rewards.text import completion_text, prompt_text
 
 FAILURES_FILE = "reward_failures.jsonl"
@@ -55,7 +55,7 @@ def check_timeout(timeout: Any) -> float | None:
     """
     if timeout is None:
         return None
-    if is_number(timeout) and 0 < timeout <= LONGEST:
+    if is_seconds(timeout):
         return float(timeout)
     raise UserError(
         f"timeout must be a number of seconds above 0, at most 1e7, or null for no limit, not {shown(timeout)}"

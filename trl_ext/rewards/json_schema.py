@@ -137,9 +137,7 @@ def _make_validator(schema: dict[str, Any]) -> Any:
     try:
         _check_parts(schema, draft.META_SCHEMA["$schema"])
     except (AttributeError, TypeError) as error:  # of keywords of old drafts that the library does not walk through
-        raise UserError(
-            f"json_schema cannot use this schema, write it for draft 2020-12: {shown(str(error))}"
-        ) from error
+        raise _unusable(error) from error
     timed = jsonschema.validators.extend(
         draft,
         {
@@ -152,10 +150,12 @@ def _make_validator(schema: dict[str, Any]) -> Any:
     try:
         validator.is_valid({})
     except Exception as error:  # of keywords that the library does not follow everywhere, as `extends` of draft 3
-        raise UserError(
-            f"json_schema cannot use this schema, write it for draft 2020-12: {shown(str(error))}"
-        ) from error
+        raise _unusable(error) from error
     return validator
+
+
+def _unusable(error: Exception) -> UserError:
+    return UserError(f"json_schema cannot use this schema, write it for draft 2020-12: {shown(str(error))}")
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ class OneByOne:
     def __init__(self, batch: Outcome, started: float, timeout: float | None) -> None:
         self._batch, self._timeout = batch, timeout
         self._took_too_long = isinstance(batch.error, TimeLimitError)
-        self._in_vain = 0
+        self._in_vain, self._hopeful = 0, False
         if timeout is not None:
             self._end = time.monotonic() + _IN_ALL * timeout if self._took_too_long else started + timeout
 
@@ -35,16 +35,17 @@ class OneByOne:
 
     def given_up(self) -> Outcome | None:
         """What to take for the next one without asking, where nothing but time-outs came of the first four."""
-        if not self._took_too_long or self._in_vain < _IN_VAIN:
+        if not self._took_too_long or self._hopeful or self._in_vain < _IN_VAIN:
             return None
         failure = self._batch.failures[0]
         return all_failed(1, failure.kind, failure.message, self._batch.error)
 
     def note(self, outcome: Outcome) -> Outcome:
         """The same; counted."""
-        if not isinstance(outcome.error, TimeLimitError):
-            self._in_vain = -len(self._batch.failures)  # one that did not: they are asked to the end
-        self._in_vain += 1
+        if isinstance(outcome.error, TimeLimitError):
+            self._in_vain += 1
+        else:
+            self._hopeful = True  # they are asked to the end
         return outcome
 
     def joined(self, rows: list[Outcome]) -> Outcome:

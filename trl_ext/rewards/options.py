@@ -26,6 +26,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST  # type: ignore[operator]
 
 
+def is_seconds(value: Any) -> bool:
+    """Whether it is a time limit, above 0 and at most 1e7."""
+    return is_number(value) and 0 < value <= LONGEST
+
+
 def bound_of(value: Any) -> str:
     """For a message about what is no number here but looks like one."""
     is_real = isinstance(value, Real) and not isinstance(value, bool)
@@ -40,7 +45,7 @@ def check_number(reward: str, option: str, value: Any) -> float:
 
 def check_seconds(reward: str, option: str, value: Any) -> float:
     """A time limit above 0."""
-    if not is_number(value) or not 0 < value <= LONGEST:
+    if not is_seconds(value):
         raise UserError(f"{reward} needs {option} in seconds above 0, e.g. 1.0, not {shown(value)}")
     return float(value)
 

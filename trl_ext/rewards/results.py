@@ -7,8 +7,6 @@ from itertools import islice
 from numbers import Real
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from trl_ext.errors import UserError
 from trl_ext.rewards.failures import Failure
 from trl_ext.rewards.options import LARGEST, shown
@@ -119,9 +117,11 @@ def _why(value: Any) -> str:
 
 
 def _number(value: Any, largest: float) -> float | None:
-    if np.ma.is_masked(value):
-        return None
     if getattr(value, "shape", None) == ():  # a scalar of torch or numpy
+        from numpy import ma  # here, because naming rewards must stay quick
+
+        if ma.is_masked(value):
+            return None
         value = value.item()
     try:
         number = float(value) if isinstance(value, Real) else math.nan

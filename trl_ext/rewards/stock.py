@@ -13,8 +13,7 @@ from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
 from trl_ext.rewards.options import shown
-from trl_ext.rewards.probing import probing
-from trl_ext.rewards.trying import sample_call
+from trl_ext.rewards.trying import ask_strictly, sample_call
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +54,7 @@ def as_reward_model(
 def _refuse_columns(func: CheckedReward) -> None:
     """It would fail at every completion; another failure may be one of the sample's, and is told in training."""
     try:
-        with probing():
-            ask(CheckedReward(func.func, func.__name__, "raise", func.timeout), sample_call())
+        ask_strictly(func, sample_call())
     except UserError as error:
         if "column" in str(error):
             raise UserError(f"{error} (stock PPO passes prompts and completions alone)") from error

@@ -35,9 +35,17 @@ def check_reward_funcs(reward_funcs: Sequence[Callable], dataset: Any = None) ->
             continue
         if rows is None and _wants_columns(func.func):
             continue
-        strict = CheckedReward(func.func, func.__name__, "raise", func.timeout)
-        with probing():
-            ask(strict, sample_call(rows))
+        ask_strictly(func, sample_call(rows))
+
+
+def ask_strictly(func: CheckedReward, call: Call) -> None:
+    """Without a trace in it.
+
+    Raises:
+        UserError: it fails on a completion, whatever its own policy.
+    """
+    with probing():
+        ask(CheckedReward(func.func, func.__name__, "raise", func.timeout), call)
 
 
 def sample_call(rows: Sequence[Mapping[str, Any]] | None = None) -> Call:

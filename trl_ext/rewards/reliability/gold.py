@@ -1,7 +1,7 @@
 """A held-back measure of the truth beside the reward that is trained on: do they part?"""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,16 +123,15 @@ class GoldSeries:
         """Spearman's, over the latest completions; `None` for fewer than 128."""
         if len(self.latest) < _COMPARED:
             return None
-        return spearman(*(np.array(column) for column in list(zip(*self.latest, strict=True))[3:5]))
+        return spearman(*_both(self.latest))
 
     def examples(self, count: int) -> list[Example]:
         """Of the latest completions those that the proxy likes best beside what the gold reward says of them."""
         if len(self.latest) < 2:
             return []
-        rows = list(self.latest)
-        proxy, gold = np.array([row.proxy for row in rows]), np.array([row.gold for row in rows])
+        proxy, gold = _both(self.latest)
         gap = _standard(proxy) - _standard(gold)
-        return [rows[i] for i in np.argsort(-gap, kind="stable")[:count]]
+        return [self.latest[i] for i in np.argsort(-gap, kind="stable")[:count]]
 
     def state_dict(self) -> dict[str, Any]:
         """JSON. Completions are not in it: the next evaluations bring new ones."""
@@ -150,6 +149,11 @@ class GoldSeries:
 def _says(trend: GoldTrend) -> tuple[bool, float]:
     """Less says more: that they have parted first, then how far the gold reward fell beside a rising proxy."""
     return not trend.parted(), trend.gold_change if trend.proxy_change > 0 else 0.0
+
+
+def _both(rows: Iterable[Example]) -> tuple[np.ndarray, np.ndarray]:
+    """The two rewards."""
+    return np.array([row.proxy for row in rows]), np.array([row.gold for row in rows])
 
 
 def _tamed(values: np.ndarray) -> np.ndarray:

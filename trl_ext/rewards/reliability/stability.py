@@ -73,8 +73,6 @@ def stability_of(
     if len(means) < _LEAST:
         return None
     levels, spreads = np.asarray(means), np.asarray(stds)
-    sums = np.median(np.lib.stride_tricks.sliding_window_view(levels, _SIDE), axis=1)
-    changes = sums[_SIDE:] - sums[:-_SIDE]  # changes[i]: between the steps before and from i + _SIDE on
     first = np.array(start if start else list(zip(steps, means, stds, strict=False))[:FIRST_STEPS], dtype=float)
     before, now = _usual(first[:, 2]), _usual(spreads[-FIRST_STEPS:])
     # of a reward that few completions earn, most steps have no spread by chance
@@ -82,25 +80,30 @@ def stability_of(
     spread = now / before if is_known else 1.0
     drift = float(levels[-FIRST_STEPS:].mean() - first[:, 1].mean())
     scatter = float(np.hypot(first[:, 1].std(), levels[-FIRST_STEPS:].std())) / FIRST_STEPS**0.5
-    usual = np.median(changes)
-    away = np.abs(changes - usual)
-    at = int(np.argmax(away))
-    single = np.abs(np.diff(levels[at : at + 2 * _SIDE]))  # learning, however fast, takes several steps
-    sudden = single.max() >= _AT_ONCE * abs(changes[at])
-    learnt = changes[at] > 0 and at + _SIDE < _RISING and len(levels) < STEPS_KEPT
-    noise = 1.4826 * float(np.median(away))
-    usual_std = float(np.median(spreads))
     # the first steps may have learnt already, and scatter for that reason
     rises = drift > 4 * min(scatter, max(before, now) / (A_STEP * FIRST_STEPS) ** 0.5)
+    usual_std = float(np.median(spreads))
     fall = -drift / usual_std if drift < -_FALLS * scatter and usual_std > 0 else 0.0
+    return Stability(*_largest_jump(steps, levels, spreads), spread, drift, rises, int(first[0, 0]), fall)
+
+
+def _largest_jump(steps: Sequence[int], levels: np.ndarray, spreads: np.ndarray) -> tuple[float, int, float, float]:
+    """`jump`, `step`, `before` and `after` of `Stability`."""
+    sums = np.median(np.lib.stride_tricks.sliding_window_view(levels, _SIDE), axis=1)
+    changes = sums[_SIDE:] - sums[:-_SIDE]  # changes[i]: between the steps before and from i + _SIDE on
+    away = np.abs(changes - np.median(changes))
+    at = int(np.argmax(away))
+    after = at + _SIDE
+    single = np.abs(np.diff(levels[at : at + 2 * _SIDE]))  # learning, however fast, takes several steps
+    sudden = single.max() >= _AT_ONCE * abs(changes[at])
+    learnt = changes[at] > 0 and after < _RISING and len(levels) < STEPS_KEPT
+    noise = 1.4826 * float(np.median(away))
     tiny = away[at] <= 1e-9 + 1e-6 * abs(float(levels.mean()))
-    since, latest = int(first[0, 0]), int(steps[-1])
     if learnt or tiny or not sudden or away[at] <= _OUTLIER * noise:
-        return Stability(0.0, latest, float(levels[0]), float(levels[-1]), spread, drift, rises, since, fall)
+        return 0.0, int(steps[-1]), float(levels[0]), float(levels[-1])
     scale = float(spreads[at : at + 2 * _SIDE].max())  # around the jump: at the end all may be equal
     jump = float(changes[at]) / scale if scale > 0 else float(np.sign(changes[at])) * 10
-    after = at + _SIDE
-    return Stability(jump, int(steps[after]), float(sums[at]), float(sums[after]), spread, drift, rises, since, fall)
+    return jump, int(steps[after]), float(sums[at]), float(sums[after])
 
 
 def _usual(spreads: np.ndarray) -> float:
