@@ -21,8 +21,9 @@ from trl_ext.errors import UserError
 from trl_ext.rewards import CheckedReward
 from trl_ext.rewards.checking import DEFAULT_TIMEOUT
 from trl_ext.rewards.failures import LINES_KEPT
+from trl_ext.rewards.one_by_one import OneByOne
 from trl_ext.rewards.probing import probing
-from trl_ext.rewards.results import Unscored
+from trl_ext.rewards.results import Unscored, read_error, read_result
 from trl_ext.rewards.time_limit import TimeLimitError, call_within
 
 
@@ -498,3 +499,21 @@ def test_columns_of_any_container_are_copies(column):
 )
 def test_what_has_no_order_or_no_value_is_no_reward(result):
     assert ask(CheckedReward(lambda **kwargs: result), "a", "b") == [None, None]
+
+
+def test_after_a_time_out_each_has_a_sixteenth_and_one_that_comes_keeps_the_others_asked():
+    late = read_error(TimeLimitError("took longer than 16 s"), 8)
+    alone = read_error(TimeLimitError("took longer than 1 s"), 1)
+    turns = OneByOne(late, time.monotonic(), 16.0)
+    assert turns.seconds() == 1.0
+    for _ in range(4):
+        assert turns.given_up() is None
+        turns.note(alone)
+    assert turns.given_up().failures[0].message.startswith("took longer than 16 s")
+    hopeful = OneByOne(late, time.monotonic(), 16.0)
+    hopeful.note(read_result([1.0], 1))
+    for _ in range(7):
+        hopeful.note(alone)
+        assert hopeful.given_up() is None
+    raised = OneByOne(read_error(ValueError("x"), 8), time.monotonic(), 16.0)
+    assert 15.0 < raised.seconds() <= 16.0  # what is left of the batch's time
