@@ -1,28 +1,24 @@
-"""Statistics of a tensor from its blocks: each is looked at once, in parts that stay in the processor's cache."""
+"""Statistics of a tensor from its blocks, each of which is looked at once."""
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 
+import numpy as np
 import torch
 
+from trl_ext.checkpoints.blocks import Block, Span
 from trl_ext.checkpoints.stored import StoredTensor
 
-_PART = 1 << 18  # elements
+_PART = 1 << 17  # elements computed with at once in float64
 _SAMPLE = 1 << 12  # elements kept of a tensor for quantiles, whose rank is then right to 1.6% (two standard errors)
-_SAFE = 1e15  # magnitude up to which squares of float32 can be added up, and by its inverse from which on
+_TINY, _HUGE = 1e-30, 1e30  # mean squares that float32 can add up
 _FAR = 0.01  # of the squares: where the mean makes more of them it is taken off before they are added up
+_RARE = 64  # one zero among more elements than this is rare
 
-# Integers of the same width, the bits of the magnitude, and from where on these are infinite or NaN: magnitudes of
-# floating point numbers are ordered as their bits are, which compare faster.
-_BITS: dict[torch.dtype, tuple[torch.dtype, int, int]] = {
-    torch.bfloat16: (torch.int16, 0x7FFF, 0x7F80),
-    torch.float16: (torch.int16, 0x7FFF, 0x7C00),
-    torch.float32: (torch.int32, 0x7FFFFFFF, 0x7F800000),
-}
-_EXACT = (torch.float64, torch.int64, torch.uint64, torch.int32, torch.uint32)  # what float32 does not hold
+# The bits of the magnitude: magnitudes of floating point numbers are ordered as their bits are, which compare faster.
+_MAGNITUDE = {torch.bfloat16: 0x7FFF, torch.float16: 0x7FFF, torch.float32: 0x7FFFFFFF}
 
 
 @dataclass
@@ -67,7 +63,7 @@ class Moments:
         finite: elements that are.
         mean, squares: of these; the latter the sum of squared deviations from the mean.
         lowest, highest: infinite where the part is known not to be constant.
-        samples: elements at even distances.
+        samples: elements at even distances, their bits as integers.
         zeros_of_rows, zeros_of_columns: zeros in each; empty where there is none.
     """
 
@@ -80,9 +76,9 @@ class Moments:
     abs_max: float = 0.0
     lowest: float = math.inf
     highest: float = -math.inf
-    samples: tuple[torch.Tensor, ...] = ()
-    zeros_of_rows: torch.Tensor | None = None
-    zeros_of_columns: torch.Tensor | None = None
+    samples: tuple[np.ndarray, ...] = ()
+    zeros_of_rows: np.ndarray | None = None
+    zeros_of_columns: np.ndarray | None = None
 
     def joined(self, other: "Moments") -> "Moments":
         """Chan, Golub and LeVeque's update, https://doi.org/10.1080/00031305.1983.10483115."""
@@ -105,67 +101,156 @@ class Moments:
         )
 
 
-def _added(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+def _added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     return b if a is None else a if b is None else a + b
 
 
-def moments_of(tensor: StoredTensor, start: int, values: torch.Tensor) -> Moments:
-    """Of the elements from `start` on, shape `(elements,)`. In parts that stay in the processor's cache."""
-    found = Moments()
-    stride = _prime(-(-tensor.elements // _SAMPLE))  # lest the sample comes from one column
-    for at in range(0, len(values), _PART):
-        part = values[at : at + _PART]
-        found = found.joined(_moments_of_part(tensor, start + at, part))
-        first = -(start + at) % stride
-        if first < len(part):
-            found.samples += (part[first::stride].to(torch.float64, copy=True),)  # the block is overwritten
-    return found
+def moments_of(span: Span) -> Moments:
+    """Of the blocks of a span."""
+    found = _fast_moments(span) if span.tensor.read_as in _MAGNITUDE else None
+    return _exact_moments(span) if found is None else found
 
 
-def _moments_of_part(tensor: StoredTensor, start: int, part: torch.Tensor) -> Moments:
-    if part.is_complex():
-        part = torch.view_as_real(part).flatten()
+def _fast_moments(span: Span) -> Moments | None:
+    """In float32; `None` where that does not hold the sums, or something is not finite.
+
+    Each block stays in the processor's cache; what comes of it is looked at after the last one, since small operations
+    take as long here as large ones.
+    """
     found = Moments()
-    numbers, low, high, all_finite = _magnitudes(part)
-    if not all_finite:
-        found.nan, found.infinite = int(torch.isnan(numbers).sum()), int(torch.isinf(numbers).sum())
-        numbers = numbers[torch.isfinite(numbers)].double()
-        if not len(numbers):
-            return found
-        low, high = _ends(numbers.abs()).tolist()
-    if low == 0.0:
-        _count_zeros(found, tensor, start, part)
-    if not 1 / _SAFE < high < _SAFE:
-        numbers = numbers.double()
-    found.finite, found.abs_max = len(numbers), high
+    sums, ends = Sums(), []
+    mask = _MAGNITUDE[span.tensor.read_as]
+    for block in span.blocks():
+        found.samples += (_sample(span.tensor, block),)
+        sums.add(block)
+        low, high = torch.aminmax(block.integers.bitwise_and_(mask))
+        ends += [low, high]
+        if low.item() == 0:
+            found = found.joined(_zeros(span.tensor, block.start, block.array == 0))
+    whole = sums.whole()
+    if whole is None:
+        return None
+    found.finite, found.mean, found.squares = whole
+    magnitudes = torch.stack(ends).view(span.tensor.read_as).tolist()
+    found.abs_max = max(magnitudes)
     found.lowest, found.highest = -math.inf, math.inf
-    if low == high:  # perhaps the same everywhere
-        found.lowest, found.highest = _ends(numbers).tolist()
-    found.mean, squares = float(numbers.sum()) / len(numbers), float(torch.dot(numbers, numbers))
-    if found.mean**2 * len(numbers) > _FAR * squares:  # the squares would lose what the deviations are
-        numbers = numbers.double()
-        found.mean = float(numbers.mean())
-        numbers = numbers - found.mean
-        found.squares = float(torch.dot(numbers, numbers))
-    else:
-        found.squares = squares - found.mean**2 * len(numbers)
+    if min(magnitudes) == found.abs_max:  # the same everywhere, if the signs are, which are gone
+        found.lowest = found.highest = math.copysign(found.abs_max, found.mean)
+        if found.squares > 1e-9 * found.mean**2 * found.finite:
+            found.lowest = -found.highest
     return found
 
 
-def _count_zeros(found: Moments, tensor: StoredTensor, start: int, part: torch.Tensor) -> None:
-    is_zero = part == 0
-    found.zeros = int(is_zero.sum())
-    if tensor.rows_and_columns is None:
-        return
+class Sums:
+    """Of blocks of bfloat16, float16 or float32."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        # Shape `(channels,)`: means and variances, or sums and sums of squares
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._are_sums = False
+
+    def add(self, block: Block) -> None:
+        values = block.values
+        self._counts.append(len(values))
+        if values.dtype is torch.float32:
+            self._are_sums = True
+            self._pairs.append((values.sum().view(1), values.dot(values).view(1)))
+            return
+        # The statistics of batch normalization: mean and variance in two passes, which convert in registers, where
+        # converting to float32 first takes twice the time
+        unused = _unused(block.channels.shape[1])
+        self._pairs.append(torch.batch_norm_update_stats(block.channels, unused, unused, 0.0))
+
+    def whole(self) -> tuple[int, float, float] | None:
+        """Elements, their mean and the sum of squared deviations from it; `None` where float32 does not hold it."""
+        firsts, seconds = (torch.cat(side).double().numpy() for side in zip(*self._pairs, strict=True))
+        channels = [len(first) for first, _ in self._pairs]
+        of_each = np.repeat(np.array(self._counts) / channels, channels)  # elements in a channel
+        if self._are_sums:
+            firsts, seconds = firsts / of_each, seconds / of_each
+            if (np.square(firsts) > _FAR * seconds).any():  # the squares would lose what the deviations are
+                return None
+            squares, seconds = seconds, seconds - np.square(firsts)
+        else:
+            squares = seconds + np.square(firsts)
+        if not ((squares > _TINY) & (squares < _HUGE)).all():
+            return None
+        count = sum(self._counts)
+        mean = float(firsts @ of_each) / count
+        return count, mean, float((seconds + np.square(firsts - mean)) @ of_each)
+
+
+@lru_cache(maxsize=16)
+def _unused(channels: int) -> torch.Tensor:
+    """Running statistics that are asked for, so that the result is float32, and never looked at."""
+    return torch.zeros(channels)
+
+
+def _sample(tensor: StoredTensor, block: Block) -> np.ndarray:
+    stride = _prime(-(-tensor.elements // _SAMPLE))  # lest the sample comes from one column
+    return block.array[-block.start % stride :: stride].copy()
+
+
+def _exact_moments(span: Span) -> Moments:
+    """In float64, a part at a time."""
+    found = Moments()
+    for block in span.blocks():
+        found.samples += (_sample(span.tensor, block),)
+        # a complex number is two, which have no rows
+        tensor = None if block.values.is_complex() else span.tensor
+        numbers = block.values if tensor is not None else torch.view_as_real(block.values).flatten()
+        for at in range(0, len(numbers), _PART):
+            part = numbers[at : at + _PART]
+            found = found.joined(_exact_moments_of_part(tensor, block.start + at, part))
+    return found
+
+
+def _exact_moments_of_part(tensor: StoredTensor | None, start: int, part: torch.Tensor) -> Moments:
+    numbers = part.double().numpy()
+    found = _zeros(tensor, start, numbers == 0)
+    is_finite = np.isfinite(numbers)
+    if not is_finite.all():
+        found.nan = int(np.isnan(numbers).sum())
+        found.infinite = int((~is_finite).sum()) - found.nan
+        numbers = numbers[is_finite]
+    if len(numbers):
+        found.finite = len(numbers)
+        found.lowest, found.highest = float(numbers.min()), float(numbers.max())
+        found.abs_max = max(abs(found.lowest), abs(found.highest))
+        found.mean = float(numbers.mean())
+        numbers -= found.mean
+        found.squares = float(numbers.dot(numbers))
+    return found
+
+
+def _zeros(tensor: StoredTensor | None, start: int, is_zero: np.ndarray) -> Moments:
+    found = Moments(zeros=int(np.count_nonzero(is_zero)))
+    if not found.zeros or tensor is None or tensor.rows_and_columns is None:
+        return found
     rows, width = tensor.rows_and_columns
-    at = torch.nonzero(is_zero).flatten() + start
-    found.zeros_of_rows = torch.bincount(at // width, minlength=rows)
-    found.zeros_of_columns = torch.bincount(at % width, minlength=width)
+    if found.zeros < len(is_zero) // _RARE:
+        at = np.flatnonzero(is_zero) + start
+        found.zeros_of_rows = np.bincount(at // width, minlength=rows)
+        found.zeros_of_columns = np.bincount(at % width, minlength=width)
+        return found
+    found.zeros_of_rows, found.zeros_of_columns = np.zeros(rows, dtype=np.int64), np.zeros(width, dtype=np.int64)
+    at = 0
+    while at < len(is_zero):
+        row, column = divmod(start + at, width)
+        # the rest of a row, or all whole rows there are
+        whole = (len(is_zero) - at) // width if column == 0 else 0
+        length = whole * width or min(width - column, len(is_zero) - at)
+        part = is_zero[at : at + length].reshape(whole or 1, -1)
+        found.zeros_of_rows[row : row + len(part)] += np.count_nonzero(part, axis=1)
+        found.zeros_of_columns[column : column + part.shape[1]] += np.count_nonzero(part, axis=0)
+        at += length
+    return found
 
 
-def statistics_of(tensor: StoredTensor, parts: Sequence[Moments]) -> TensorStatistics:
-    """Of all parts of a tensor."""
-    whole = reduce(Moments.joined, parts, Moments())
+def statistics_of(tensor: StoredTensor, whole: Moments | None) -> TensorStatistics:
+    """From the moments of all its blocks; `None` where it has none."""
+    whole = whole or Moments()
     found = TensorStatistics(tensor, whole.nan, whole.infinite, whole.zeros)
     if whole.finite:
         found.mean, found.abs_max = whole.mean, whole.abs_max
@@ -177,48 +262,10 @@ def statistics_of(tensor: StoredTensor, parts: Sequence[Moments]) -> TensorStati
         found.dead_rows = 0 if whole.zeros_of_rows is None else int((whole.zeros_of_rows == width).sum())
         found.dead_columns = 0 if whole.zeros_of_columns is None else int((whole.zeros_of_columns == rows).sum())
     if whole.samples:
-        sample = torch.cat(whole.samples)
-        found.sample = sample[torch.isfinite(sample)].float()
+        sample = torch.from_numpy(np.concatenate(whole.samples)).view(tensor.read_as)
+        sample = (sample.real if sample.is_complex() else sample).float()
+        found.sample = sample[torch.isfinite(sample)]
     return found
-
-
-def _magnitudes(part: torch.Tensor) -> tuple[torch.Tensor, float, float, bool]:
-    """As float32 or float64; the smallest and the largest magnitude, and whether all is finite, without which they mean
-    nothing."""
-    if part.dtype in _BITS:
-        integers, mask, end = _BITS[part.dtype]
-        bits = torch.bitwise_and(part.view(integers), mask, out=_scratch(integers, len(part)))
-        ends = _ends(bits)
-        numbers = _scratch(torch.float32, len(part)).copy_(part)
-        if int(ends[1]) >= end:
-            return numbers, 0.0, 0.0, False
-        low, high = ends.view(part.dtype).tolist()
-        return numbers, low, high, True
-    numbers = part.double() if part.dtype in _EXACT else part.float()
-    low, high = _ends(numbers.abs()).tolist()  # NaN where there is one
-    return numbers, low, high, math.isfinite(low) and math.isfinite(high)
-
-
-def _ends(values: torch.Tensor) -> torch.Tensor:
-    """The smallest and the largest; shape `(2,)`."""
-    return torch.stack(list(torch.aminmax(values)))
-
-
-class _Scratch(threading.local):
-    """Of each thread: new memory for every part would cost more than what is computed in it."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[torch.dtype, torch.Tensor] = {}
-
-
-_SCRATCH = _Scratch()
-
-
-def _scratch(dtype: torch.dtype, length: int) -> torch.Tensor:
-    """Shape `(length,)`, of any content; used until it is asked for again."""
-    if dtype not in _SCRATCH.tensors:
-        _SCRATCH.tensors[dtype] = torch.empty(_PART, dtype=dtype)
-    return _SCRATCH.tensors[dtype][:length]
 
 
 @lru_cache(maxsize=1024)
