@@ -47,7 +47,7 @@ class Block:
     """
 
     start: int = 0
-    other: torch.Tensor | None = None
+    other: "Block | None" = None
 
     def __init__(self, dtype: torch.dtype, elements: int) -> None:
         self.buffer = memoryview(bytearray(elements * dtype.itemsize))
@@ -55,6 +55,10 @@ class Block:
         self.integers = self.values.view(_INTEGERS[dtype.itemsize])
         self.array = self.integers.numpy()
         self.channels = self.values.view(1, math.gcd(elements, 64), -1)
+
+    def numbers(self) -> torch.Tensor:
+        """`values`; a complex number as two."""
+        return torch.view_as_real(self.values).flatten() if self.values.is_complex() else self.values
 
 
 class _Blocks(threading.local):
@@ -81,13 +85,14 @@ class Span:
 
     Attributes:
         tensor: of which.
+        other: what it is compared with.
     """
 
     def __init__(
         self, files: "_Files", tensor: StoredTensor, piece: Piece, start: int, block: int, other: "Other | None"
     ) -> None:
         self.tensor = tensor
-        self._files, self._piece, self._start, self._block, self._other = files, piece, start, block, other
+        self._files, self._piece, self._start, self._block, self.other = files, piece, start, block, other
 
     def blocks(self) -> Iterator[Block]:
         """Reads them. May be called again.
@@ -102,10 +107,10 @@ class Span:
             block = _OWN.get("own", dtype, size // dtype.itemsize, size == self._block)
             read_into(block.buffer, file, piece.offset + at, piece.file)
             block.start = self._start + at // dtype.itemsize
-            block.other = None if self._other is None else self._read_other(self._other, block, size == self._block)
+            block.other = None if self.other is None else self._read_other(self.other, block, size == self._block)
             yield block
 
-    def _read_other(self, other: "Other", block: Block, keep: bool) -> torch.Tensor:
+    def _read_other(self, other: "Other", block: Block, keep: bool) -> Block:
         """Its elements, which may lie in several pieces."""
         dtype = other.tensor.read_as
         beside = _OWN.get("other", dtype, len(block.values), keep)
@@ -117,7 +122,7 @@ class Span:
                 read_into(beside.buffer[done : done + size], file, piece.offset + skip, piece.file)
                 done += size
             skip = max(skip - piece.size, 0)
-        return beside.values
+        return beside
 
 
 Work = Callable[[Span], Result]
@@ -155,15 +160,16 @@ def map_blocks(
     Memory is bounded by a block or two for each worker, and by what `work` needs and returns.
 
     Args:
-        workers: threads. Each uses as many threads of torch as are set: with more than one worker set that to 1
-            (`torch.set_num_threads`).
+        workers: threads, each of which computes on one core.
         others: what tensors are compared with, by name.
     """
     others = others or {}
     files = _Files(folder)
     waiting: deque[tuple[StoredTensor, Future | None]] = deque()  # `None` after the last of a tensor
     with ExitStack() as stack:
-        pool = stack.enter_context(ThreadPoolExecutor(workers, thread_name_prefix="checkpoint"))
+        # of the calling thread, which nothing changes, and of threads yet to come, which the workers' would be
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        pool = stack.enter_context(ThreadPoolExecutor(workers, "checkpoint", torch.set_num_threads, (1,)))
         stack.callback(files.close)
         stack.callback(lambda: pool.shutdown(cancel_futures=True))  # where nobody reads to the end
         gathered = _Gathered()

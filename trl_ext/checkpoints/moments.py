@@ -1,7 +1,7 @@
 """Statistics of a tensor from its blocks, each of which is looked at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ import torch
 from trl_ext.checkpoints.blocks import Block, Span
 from trl_ext.checkpoints.stored import StoredTensor
 
-_PART = 1 << 17  # elements computed with at once in float64
+PART = 1 << 17  # elements computed with at once in float64
 _SAMPLE = 1 << 12  # elements kept of a tensor for quantiles, whose rank is then right to 1.6% (two standard errors)
 _TINY, _HUGE = 1e-30, 1e30  # mean squares that float32 can add up
 _FAR = 0.01  # of the squares: where the mean makes more of them it is taken off before they are added up
@@ -28,6 +28,7 @@ class TensorStatistics:
     Attributes:
         nan, infinite: elements that are.
         zeros: elements that are 0.
+        finite: elements that are; a complex number counts as two.
         mean, std, abs_max, norm: NaN where there is no finite element. `std` of the population; `norm` is Frobenius'.
         constant: whether all elements are equal (of two or more).
         dead_rows, dead_columns: all of whose elements are 0; `None` where the tensor has fewer than two dimensions or
@@ -39,6 +40,7 @@ class TensorStatistics:
     nan: int = 0
     infinite: int = 0
     zeros: int = 0
+    finite: int = 0
     mean: float = math.nan
     std: float = math.nan
     abs_max: float = math.nan
@@ -107,21 +109,28 @@ def _added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 
 def moments_of(span: Span) -> Moments:
     """Of the blocks of a span."""
-    found = _fast_moments(span) if span.tensor.read_as in _MAGNITUDE else None
-    return _exact_moments(span) if found is None else found
+    found = fast_moments(span)
+    return exact_moments(span) if found is None else found
 
 
-def _fast_moments(span: Span) -> Moments | None:
-    """In float32; `None` where that does not hold the sums, or something is not finite.
+def fast_moments(span: Span, look: Callable[[Block], None] | None = None) -> Moments | None:
+    """In float32; `None` where that does not hold the sums, something is not finite, or the dtype is another.
 
     Each block stays in the processor's cache; what comes of it is looked at after the last one, since small operations
     take as long here as large ones.
+
+    Args:
+        look: is shown each block before its values are overwritten.
     """
+    mask = _MAGNITUDE.get(span.tensor.read_as)
+    if mask is None:
+        return None
     found = Moments()
     sums, ends = Sums(), []
-    mask = _MAGNITUDE[span.tensor.read_as]
     for block in span.blocks():
-        found.samples += (_sample(span.tensor, block),)
+        found.samples += (block.array[sampled(span.tensor, block, _SAMPLE)].copy(),)
+        if look is not None:
+            look(block)
         sums.add(block)
         low, high = torch.aminmax(block.integers.bitwise_and_(mask))
         ends += [low, high]
@@ -164,21 +173,35 @@ class Sums:
 
     def whole(self) -> tuple[int, float, float] | None:
         """Elements, their mean and the sum of squared deviations from it; `None` where float32 does not hold it."""
-        firsts, seconds = (torch.cat(side).double().numpy() for side in zip(*self._pairs, strict=True))
-        channels = [len(first) for first, _ in self._pairs]
-        of_each = np.repeat(np.array(self._counts) / channels, channels)  # elements in a channel
+        firsts, seconds, of_each = self._arrays()
         if self._are_sums:
-            firsts, seconds = firsts / of_each, seconds / of_each
             if (np.square(firsts) > _FAR * seconds).any():  # the squares would lose what the deviations are
                 return None
-            squares, seconds = seconds, seconds - np.square(firsts)
-        else:
-            squares = seconds + np.square(firsts)
-        if not ((squares > _TINY) & (squares < _HUGE)).all():
+            seconds = seconds - np.square(firsts)
+        if not self._held(seconds + np.square(firsts)):
             return None
         count = sum(self._counts)
         mean = float(firsts @ of_each) / count
         return count, mean, float((seconds + np.square(firsts - mean)) @ of_each)
+
+    def squares(self) -> float | None:
+        """Their sum; 0 of no block, `None` where float32 does not hold it."""
+        if not self._counts:
+            return 0.0
+        firsts, seconds, of_each = self._arrays()
+        squares = seconds if self._are_sums else seconds + np.square(firsts)
+        return float(squares @ of_each) if self._held(squares) else None
+
+    @staticmethod
+    def _held(squares: np.ndarray) -> bool:
+        return bool(((squares > _TINY) & (squares < _HUGE)).all())
+
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each channel of each block: its mean, its variance or mean square, and its elements."""
+        channels = [len(first) for first, _ in self._pairs]
+        of_each = np.repeat(np.array(self._counts) / channels, channels)
+        firsts, seconds = (torch.cat(side).double().numpy() for side in zip(*self._pairs, strict=True))
+        return (firsts / of_each, seconds / of_each, of_each) if self._are_sums else (firsts, seconds, of_each)
 
 
 @lru_cache(maxsize=16)
@@ -187,21 +210,21 @@ def _unused(channels: int) -> torch.Tensor:
     return torch.zeros(channels)
 
 
-def _sample(tensor: StoredTensor, block: Block) -> np.ndarray:
-    stride = _prime(-(-tensor.elements // _SAMPLE))  # lest the sample comes from one column
-    return block.array[-block.start % stride :: stride].copy()
+def sampled(tensor: StoredTensor, block: Block, most: int) -> slice:
+    """The elements of a block that are among about `most` of the tensor, at even distances."""
+    stride = _prime(-(-tensor.elements // most))  # lest the sample comes from one column
+    return slice(-block.start % stride, None, stride)
 
 
-def _exact_moments(span: Span) -> Moments:
+def exact_moments(span: Span) -> Moments:
     """In float64, a part at a time."""
     found = Moments()
     for block in span.blocks():
-        found.samples += (_sample(span.tensor, block),)
-        # a complex number is two, which have no rows
-        tensor = None if block.values.is_complex() else span.tensor
-        numbers = block.values if tensor is not None else torch.view_as_real(block.values).flatten()
-        for at in range(0, len(numbers), _PART):
-            part = numbers[at : at + _PART]
+        found.samples += (block.array[sampled(span.tensor, block, _SAMPLE)].copy(),)
+        tensor = None if block.values.is_complex() else span.tensor  # a complex number is two, which have no rows
+        numbers = block.numbers()
+        for at in range(0, len(numbers), PART):
+            part = numbers[at : at + PART]
             found = found.joined(_exact_moments_of_part(tensor, block.start + at, part))
     return found
 
@@ -235,23 +258,23 @@ def _zeros(tensor: StoredTensor | None, start: int, is_zero: np.ndarray) -> Mome
         found.zeros_of_columns = np.bincount(at % width, minlength=width)
         return found
     found.zeros_of_rows, found.zeros_of_columns = np.zeros(rows, dtype=np.int64), np.zeros(width, dtype=np.int64)
-    at = 0
-    while at < len(is_zero):
-        row, column = divmod(start + at, width)
+    done = 0
+    while done < len(is_zero):
+        row, column = divmod(start + done, width)
         # the rest of a row, or all whole rows there are
-        whole = (len(is_zero) - at) // width if column == 0 else 0
-        length = whole * width or min(width - column, len(is_zero) - at)
-        part = is_zero[at : at + length].reshape(whole or 1, -1)
+        whole = (len(is_zero) - done) // width if column == 0 else 0
+        length = whole * width or min(width - column, len(is_zero) - done)
+        part = is_zero[done : done + length].reshape(whole or 1, -1)
         found.zeros_of_rows[row : row + len(part)] += np.count_nonzero(part, axis=1)
         found.zeros_of_columns[column : column + part.shape[1]] += np.count_nonzero(part, axis=0)
-        at += length
+        done += length
     return found
 
 
 def statistics_of(tensor: StoredTensor, whole: Moments | None) -> TensorStatistics:
     """From the moments of all its blocks; `None` where it has none."""
     whole = whole or Moments()
-    found = TensorStatistics(tensor, whole.nan, whole.infinite, whole.zeros)
+    found = TensorStatistics(tensor, whole.nan, whole.infinite, whole.zeros, whole.finite)
     if whole.finite:
         found.mean, found.abs_max = whole.mean, whole.abs_max
         found.std = (whole.squares / whole.finite) ** 0.5

@@ -1,0 +1,133 @@
+"""Statistics of module groups, of layers and of the whole, from those of the tensors."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trl_ext.checkpoints.drift import Drift, cosine
+from trl_ext.checkpoints.measuring import Measured
+from trl_ext.checkpoints.moments import TensorStatistics
+from trl_ext.checkpoints.naming import group_of, layer_of
+
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
+
+
+@dataclass
+class GroupStatistics:
+    """Of several tensors; over their finite elements, as stored.
+
+    Attributes:
+        tensors, elements: how many.
+        nan, infinite, zeros: elements that are.
+        mean, std, abs_max, norm: as of one tensor; NaN where nothing is finite.
+        quantiles: estimated from samples of the tensors, in the order of `QUANTILES`.
+        drift: from the reference; `None` without one.
+    """
+
+    name: str
+    tensors: int = 0
+    elements: int = 0
+    nan: int = 0
+    infinite: int = 0
+    zeros: int = 0
+    mean: float = math.nan
+    std: float = math.nan
+    abs_max: float = math.nan
+    norm: float = math.nan
+    quantiles: list[float] = field(default_factory=list)
+    drift: Drift | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; not finite numbers are left to the writer."""
+        found = {name: value for name, value in vars(self).items() if name not in ("name", "drift", "quantiles")}
+        found["quantiles"] = dict(zip(map(str, QUANTILES), self.quantiles, strict=False))
+        if self.drift is not None:
+            found["drift"] = vars(self.drift)
+        return found
+
+
+def by_group(measured: Measured) -> list[GroupStatistics]:
+    """One of each group there is; packed weights in groups of their own."""
+    return _grouped(measured, lambda one: _group(one))
+
+
+def by_layer(measured: Measured) -> list[GroupStatistics]:
+    """One of each layer, in their order; what is outside of layers is left out."""
+    found = _grouped(measured, lambda one: layer_of(one.tensor.name) if one.tensor.form is None else None)
+    return sorted(found, key=lambda group: int(group.name))
+
+
+def whole(measured: Measured) -> GroupStatistics:
+    """Of all tensors that are not packed."""
+    return _joined("whole", [one for one in measured.tensors.values() if one.tensor.form is None], measured)
+
+
+def _group(one: TensorStatistics) -> str:
+    name = group_of(one.tensor.name)
+    return f"{name} ({one.tensor.form})" if one.tensor.form else name
+
+
+def _grouped(measured: Measured, key: Callable[[TensorStatistics], Any]) -> list[GroupStatistics]:
+    members: dict[Any, list[TensorStatistics]] = {}
+    for one in measured.tensors.values():
+        if (name := key(one)) is not None:
+            members.setdefault(name, []).append(one)
+    return [_joined(str(name), ones, measured) for name, ones in members.items()]
+
+
+def _joined(name: str, ones: Sequence[TensorStatistics], measured: Measured) -> GroupStatistics:
+    found = GroupStatistics(name, len(ones), sum(one.tensor.elements for one in ones))
+    found.nan, found.infinite, found.zeros = (
+        sum(getattr(one, what) for one in ones) for what in ("nan", "infinite", "zeros")
+    )
+    finite = [one for one in ones if one.finite]
+    if finite:
+        counts, means, stds = (np.array([getattr(one, what) for one in finite], dtype=float)
+                               for what in ("finite", "mean", "std"))  # fmt: skip
+        found.mean = float(means @ counts / counts.sum())
+        found.std = float(np.sqrt((np.square(stds) + np.square(means - found.mean)) @ counts / counts.sum()))
+        found.abs_max = max(one.abs_max for one in finite)
+        found.norm = math.hypot(*(one.norm for one in finite))
+        found.quantiles = weighted_quantiles(finite, QUANTILES)
+    drifts = [measured.drifts[one.tensor.name] for one in ones if one.tensor.name in measured.drifts]
+    if drifts:
+        found.drift = joined_drift(drifts, [measured.tensors[one.tensor.name].norm for one in ones
+                                            if one.tensor.name in measured.drifts])  # fmt: skip
+    return found
+
+
+def joined_drift(drifts: Sequence[Drift], norms: Iterable[float]) -> Drift:
+    """Of several tensors, as if they were one.
+
+    Args:
+        norms: of the tensors themselves.
+    """
+    difference = math.hypot(*(one.difference for one in drifts))
+    reference = math.hypot(*(one.reference for one in drifts))
+    own = math.hypot(*norms)
+    return Drift(
+        difference,
+        reference,
+        difference / reference if reference else math.inf if difference else 0.0,
+        cosine(own**2, reference**2, difference**2),
+        float(np.average([one.sign_flips for one in drifts], weights=[max(one.compared, 1) for one in drifts])),
+        any(one.moved for one in drifts),
+        sum(one.compared for one in drifts),
+    )
+
+
+def weighted_quantiles(ones: Sequence[TensorStatistics], at: Sequence[float]) -> list[float]:
+    """Each sample stands for all elements of its tensor."""
+    samples = [one.sample.numpy() for one in ones if one.sample is not None and len(one.sample)]
+    kept = [one for one in ones if one.sample is not None and len(one.sample)]
+    if not samples:
+        return [math.nan] * len(at)
+    values = np.concatenate(samples)
+    weights = np.repeat([one.finite / len(sample) for one, sample in zip(kept, samples, strict=True)],
+                        [len(sample) for sample in samples])  # fmt: skip
+    order = np.argsort(values)
+    cumulated = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    return np.interp(at, cumulated, values[order].astype(float)).tolist()
