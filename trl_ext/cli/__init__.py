@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from trl_ext.cli.checkpoint import add_checkpoint
 from trl_ext.cli.output import complain
 from trl_ext.cli.replay import add_replay
 from trl_ext.cli.rewards import add_rewards
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trl-ext", description="Tools for runs of TRL.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    add_checkpoint(commands)
     add_replay(commands)
     add_rewards(commands)
     return parser

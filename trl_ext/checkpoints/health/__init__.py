@@ -1,0 +1,1 @@
+"""Is a checkpoint healthy? One topic of rules a file; `judging` puts them together."""

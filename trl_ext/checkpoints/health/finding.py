@@ -1,0 +1,122 @@
+"""What is said of a checkpoint, and what a rule is told."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from trl_ext.checkpoints.measuring import Measured
+from trl_ext.checkpoints.reader import Checkpoint
+from trl_ext.monitor.alerts import Severity
+
+_NAMED = 20  # tensors listed in the numbers of a finding
+_STEP = re.compile(r"checkpoint-(\d{1,15})")
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """One fault.
+
+    Attributes:
+        tensor: the one that shows it best; `None` where it is not about tensors.
+        message: what is wrong, with the numbers.
+        advice: the likely cause, and what to do.
+        numbers: behind the verdict; `tensors` names up to 20 of those concerned.
+    """
+
+    rule: str
+    severity: Severity
+    message: str
+    advice: str
+    tensor: str | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule, "severity": self.severity.value, "tensor": self.tensor, "message": self.message,
+            "advice": self.advice, "numbers": self.numbers,
+        }  # fmt: skip
+
+
+class Case:
+    """What the rules are told.
+
+    Args:
+        reference: the base model, or another checkpoint of the run.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, measured: Measured, reference: Checkpoint | None = None) -> None:
+        self.checkpoint, self.measured, self.reference = checkpoint, measured, reference
+
+    def document(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder; empty where there is none that holds an object."""
+        found = self.checkpoint.documents.get(name)
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self.document("config.json")
+
+    @cached_property
+    def text_config(self) -> dict[str, Any]:
+        """The language model's part of it."""
+        nested = self.config.get("text_config")
+        return {**self.config, **nested} if isinstance(nested, dict) else self.config
+
+    @cached_property
+    def adapter(self) -> dict[str, Any]:
+        return self.document("adapter_config.json")
+
+    @cached_property
+    def is_adapter(self) -> bool:
+        return "adapter_config.json" in self.checkpoint.files or any(
+            name.startswith("adapter_model.") for name in self.checkpoint.files
+        )
+
+    @cached_property
+    def step(self) -> int | None:
+        """Of training, where the folder tells."""
+        step = whole_number(self.document("trainer_state.json").get("global_step"))
+        named = _STEP.fullmatch(self.checkpoint.path.resolve().name)
+        return step if step is not None else int(named[1]) if named else None
+
+    @cached_property
+    def is_checkpoint(self) -> bool:
+        """Whether a trainer wrote it to resume from."""
+        return "trainer_state.json" in self.checkpoint.files or self.step is not None
+
+    @cached_property
+    def architecture(self) -> str:
+        named = self.config.get("architectures")
+        return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that are numbers as they are, by name."""
+        return {tensor.name: tensor.shape for tensor in self.checkpoint.tensors if tensor.form is None}
+
+
+Rule = Callable[[Case], Iterator[HealthFinding]]
+
+
+def whole_number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def named(tensors: Sequence[str]) -> dict[str, Any]:
+    """For the numbers of a finding."""
+    return {"count": len(tensors), "tensors": list(tensors[:_NAMED])}
+
+
+def counted(tensors: Sequence[Any], what: str = "tensor") -> str:
+    return f"1 {what}" if len(tensors) == 1 else f"{len(tensors):,} {what}s"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,64 @@
+"""What a trainer needs to go on from a checkpoint."""
+
+import re
+from collections.abc import Iterator
+
+from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, listed, whole_number
+from trl_ext.monitor.alerts import Severity
+
+_PARTS = {
+    "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt|.*_optim_states\.pt"),
+    "scheduler": re.compile(r"scheduler(_\d+)?\.(pt|bin)"),
+    "random state": re.compile(r"(rng_state(_\d+)?\.pth|random_states_\d+\.pkl)"),
+}
+
+
+def cannot_resume(case: Case) -> Iterator[HealthFinding]:
+    if not case.is_checkpoint:
+        return
+    if "trainer_state.json" not in case.checkpoint.files:
+        yield HealthFinding(
+            "trainer_state_missing", Severity.ERROR, "a checkpoint without trainer_state.json",
+            "Training cannot go on from here: the save was interrupted, or the file was not copied.",
+        )  # fmt: skip
+    names = [*case.checkpoint.files, *case.checkpoint.folder.folders()]
+    deepspeed = "DeepSpeed" in case.checkpoint.form  # its own states hold the scheduler, too
+    lost = [part for part, pattern in _PARTS.items() if not any(pattern.fullmatch(name) for name in names)]
+    lost = [part for part in lost if not (deepspeed and part == "scheduler")]
+    if set(lost) == set(_PARTS) and "trainer_state.json" in case.checkpoint.files:
+        yield HealthFinding(
+            "resume_weights_only", Severity.INFO, "no optimizer, scheduler and random state: weights alone",
+            "As save_only_model=True saves; training cannot go on from here exactly.",
+        )  # fmt: skip
+    elif lost and case.checkpoint.files:
+        yield HealthFinding(
+            "resume_incomplete", Severity.WARNING, f"training cannot go on exactly: no {listed(lost)}",
+            "The save was interrupted, or these files were not copied; with resume_from_checkpoint they begin anew.",
+            numbers={"missing": lost},
+        )  # fmt: skip
+
+
+def step_disagrees(case: Case) -> Iterator[HealthFinding]:
+    said = whole_number(case.document("trainer_state.json").get("global_step"))
+    named = re.fullmatch(r"checkpoint-(\d{1,15})", case.checkpoint.path.resolve().name)
+    if said is not None and named and int(named[1]) != said:
+        yield HealthFinding(
+            "step_disagrees", Severity.WARNING,
+            f"the folder is {named[0]}, trainer_state.json is of step {said:,}",
+            "Files of two saves lie in one folder: do not resume from here.", numbers={"step": said},
+        )  # fmt: skip
+
+
+def optimizer_state(case: Case) -> Iterator[HealthFinding]:
+    """An optimizer that was saved before it made a step."""
+    files = [name for name in case.checkpoint.files if re.fullmatch(r"optimizer\.(pt|bin)", name)]
+    read = not any(problem.file in files for problem in case.checkpoint.problems)
+    if files and read and case.step and not case.checkpoint.optimizer:
+        yield HealthFinding(
+            "optimizer_empty", Severity.WARNING, f"'{files[0]}' holds no state after {case.step:,} steps",
+            "SGD has none; any other optimizer never made a step: look whether it has the model's parameters.",
+            numbers={"file": files[0]},
+        )  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (cannot_resume, step_disagrees, optimizer_state)

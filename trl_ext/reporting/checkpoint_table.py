@@ -1,0 +1,151 @@
+"""The health of checkpoints for people."""
+
+import math
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trl_ext.checkpoints.groups import GroupStatistics
+from trl_ext.checkpoints.health.finding import HealthFinding
+from trl_ext.checkpoints.health.judging import CheckpointHealth
+from trl_ext.checkpoints.run_folder import RunHealth
+from trl_ext.monitor.alerts import Severity
+from trl_ext.reporting.replay_table import SEVERITY_STYLES, plain_console
+
+STATUS_STYLES = {"healthy": "green", "suspicious": "yellow", "damaged": "red", "unusable": "bold red"}
+
+
+def health_text(health: CheckpointHealth, console: Console | None = None) -> str:
+    """A heading, the findings with advice, and the groups of weights."""
+    console = console or plain_console()
+    with console.capture() as capture:
+        console.print(_heading(health), soft_wrap=True)
+        if health.findings:
+            console.print(findings_table(health.findings))
+        if health.groups:
+            console.print(groups_table([*health.groups, *([health.whole] if len(health.groups) > 1 else [])]))
+        if health.measured.lora:
+            console.print(_lora(health), soft_wrap=True)
+    return capture.get().rstrip("\n")
+
+
+def run_text(run: RunHealth, console: Console | None = None) -> str:
+    """A line for each checkpoint, what is wrong with them, and the trend."""
+    console = console or plain_console()
+    with console.capture() as capture:
+        heading = Text(str(run.path), style="bold")
+        heading.append(f"  {len(run.checkpoints)} checkpoints", style="not bold")
+        console.print(heading, soft_wrap=True)
+        console.print(_run_table(run))
+        for name, reason in run.unreadable.items():
+            console.print(Text(f"{name}: {reason}", style="red"), soft_wrap=True)
+        findings = [*run.findings, *_worth_telling(run)]
+        if findings:
+            console.print(findings_table(findings))
+    return capture.get().rstrip("\n")
+
+
+def _worth_telling(run: RunHealth) -> list[HealthFinding]:
+    """Of the checkpoints, each rule once: of the first that has it."""
+    told: dict[str, HealthFinding] = {}
+    for health in run.checkpoints:
+        for finding in health.findings:
+            if finding.severity > Severity.INFO and finding.rule not in told:
+                name = health.checkpoint.path.name
+                told[finding.rule] = HealthFinding(
+                    finding.rule, finding.severity, f"{name}: {finding.message}", finding.advice, finding.tensor
+                )
+    return sorted(told.values(), key=lambda finding: -finding.severity.rank)
+
+
+def _heading(health: CheckpointHealth) -> Text:
+    heading = Text(str(health.checkpoint.path), style="bold")
+    whole = health.whole
+    heading.append(
+        f"  {health.checkpoint.form}, {len(health.measured.tensors):,} tensors, {whole.elements:,} parameters, "
+        f"{size_text(sum(health.checkpoint.files.values()))}: ", style="not bold",
+    )  # fmt: skip
+    heading.append(f"{health.status}, {health.score:.2f}", style=STATUS_STYLES[health.status])
+    return heading
+
+
+def findings_table(findings: Sequence[HealthFinding]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, leading=1)
+    table.add_column("severity", no_wrap=True)
+    table.add_column("rule", no_wrap=True)
+    table.add_column("what is wrong, and what to do", ratio=1)
+    for finding in findings:
+        table.add_row(
+            Text(finding.severity.value, style=SEVERITY_STYLES[finding.severity]), Text(finding.rule),
+            Text(finding.message) + Text(f"\n{finding.advice}", style="dim"),
+        )  # fmt: skip
+    return table
+
+
+def groups_table(groups: Sequence[GroupStatistics]) -> Table:
+    drifts = any(group.drift is not None for group in groups)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("weights", no_wrap=True)
+    columns = ["tensors", "parameters", "zeros", "std", "abs max", "norm"]
+    for name in [*columns, *(["drift", "cosine", "sign flips"] if drifts else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for group in groups:
+        cells = [
+            f"{group.tensors:,}", f"{group.elements:,}", share_text(group.zeros, group.elements),
+            number_text(group.std), number_text(group.abs_max), number_text(group.norm),
+        ]  # fmt: skip
+        if drifts:
+            drift = group.drift
+            cells += (["", "", ""] if drift is None else
+                      [number_text(drift.relative), f"{drift.cosine:.6f}", f"{drift.sign_flips:.2%}"])  # fmt: skip
+        style = "red" if group.nan or group.infinite else ""
+        table.add_row(group.name, *cells, style=style, end_section=group is groups[-2] if len(groups) > 1 else False)
+    return table
+
+
+def _run_table(run: RunHealth) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (("checkpoint", "left"), ("score", "right"), ("status", "left"), ("norm", "right"),
+                          ("drift from previous", "right"), ("from first", "right"), ("findings", "left")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=name != "findings")  # type: ignore[arg-type]
+    for health, point in zip(run.checkpoints, run.trend.points, strict=False):
+        rules = dict.fromkeys(finding.rule for finding in health.findings if finding.severity > Severity.INFO)
+        table.add_row(
+            health.checkpoint.path.name, f"{health.score:.2f}",
+            Text(health.status, style=STATUS_STYLES[health.status]), number_text(health.whole.norm),
+            "" if point.previous is None else number_text(point.previous.relative),
+            "" if point.first is None else number_text(point.first.relative), ", ".join(rules),
+        )  # fmt: skip
+    return table
+
+
+def _lora(health: CheckpointHealth) -> str:
+    updates = health.measured.lora
+    ranks = sorted(update.effective_rank for update in updates)
+    line = (
+        f"LoRA: {len(updates)} pairs of rank {', '.join(map(str, sorted({u.rank for u in updates})))}, effective rank "
+        f"{ranks[0]:.2f} to {ranks[-1]:.2f}"
+    )
+    relative = sorted(update.relative for update in updates if update.relative is not None)
+    if relative:
+        line += f", adds {relative[0]:.2g} to {relative[-1]:.2g} of its weight's norm"
+    return line
+
+
+def number_text(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def share_text(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if part and whole else "0"
+
+
+def size_text(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
