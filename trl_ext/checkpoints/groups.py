@@ -1,7 +1,7 @@
 """Statistics of module groups, of layers and of the whole, from those of the tensors."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from trl_ext.checkpoints.drift import Drift, cosine
 from trl_ext.checkpoints.measuring import Measured
 from trl_ext.checkpoints.moments import TensorStatistics
-from trl_ext.checkpoints.naming import group_of, layer_of
+from trl_ext.checkpoints.naming import GROUPS, group_of, layer_of
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 
@@ -51,7 +51,13 @@ class GroupStatistics:
 
 def by_group(measured: Measured) -> list[GroupStatistics]:
     """One of each group there is; packed weights in groups of their own."""
-    return _grouped(measured, lambda one: _group(one))
+    found = {group.name: group for group in _grouped(measured, _group)}
+    return [found[name] for name in sorted(found, key=lambda name: (GROUPS.index(name.split(" (")[0]), name))]
+
+
+def members_of(measured: Measured, group: str) -> list[TensorStatistics]:
+    """The tensors of one group."""
+    return [one for one in measured.tensors.values() if _group(one) == group]
 
 
 def by_layer(measured: Measured) -> list[GroupStatistics]:
@@ -92,28 +98,24 @@ def _joined(name: str, ones: Sequence[TensorStatistics], measured: Measured) -> 
         found.abs_max = max(one.abs_max for one in finite)
         found.norm = math.hypot(*(one.norm for one in finite))
         found.quantiles = weighted_quantiles(finite, QUANTILES)
-    drifts = [measured.drifts[one.tensor.name] for one in ones if one.tensor.name in measured.drifts]
-    if drifts:
-        found.drift = joined_drift(drifts, [measured.tensors[one.tensor.name].norm for one in ones
-                                            if one.tensor.name in measured.drifts])  # fmt: skip
+    compared = [(measured.drifts[one.tensor.name], one) for one in ones if one.tensor.name in measured.drifts]
+    if compared:
+        found.drift = joined_drift(compared)
     return found
 
 
-def joined_drift(drifts: Sequence[Drift], norms: Iterable[float]) -> Drift:
-    """Of several tensors, as if they were one.
-
-    Args:
-        norms: of the tensors themselves.
-    """
+def joined_drift(compared: Sequence[tuple[Drift, TensorStatistics]]) -> Drift:
+    """Of several tensors, as if they were one."""
+    drifts = [drift for drift, _ in compared]
     difference = math.hypot(*(one.difference for one in drifts))
     reference = math.hypot(*(one.reference for one in drifts))
-    own = math.hypot(*norms)
+    own = math.hypot(*(one.norm for _, one in compared if one.finite))
     return Drift(
         difference,
         reference,
         difference / reference if reference else math.inf if difference else 0.0,
         cosine(own**2, reference**2, difference**2),
-        float(np.average([one.sign_flips for one in drifts], weights=[max(one.compared, 1) for one in drifts])),
+        float(np.average([one.sign_flips for one in drifts], weights=[max(one.finite, 1) for _, one in compared])),
         any(one.moved for one in drifts),
         sum(one.compared for one in drifts),
     )

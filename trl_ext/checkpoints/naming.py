@@ -18,6 +18,8 @@ _GROUPS = (
     ("attention", r"attn|attention|self_att|[qkvo]_proj|query|key|value|(^|\.)wq|(^|\.)wk|(^|\.)wv|(^|\.)wo"),
     ("MLP", r"mlp|ffn|feed_forward|gate_proj|up_proj|down_proj|fc\d|c_fc|c_proj|experts|intermediate|dense"),
 )
+# In the order in which people read them
+GROUPS = ("embedding", "attention", "MLP", "norm", "head", "value head", "LoRA A", "LoRA B", "adapter", "other")
 _COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _GROUPS)
 
 
