@@ -6,6 +6,7 @@ import importlib
 _HOME = {
     "AnomalyDetectionCallback": "anomaly_detection",
     "BestCheckpointCallback": "best_checkpoint",
+    "CheckpointHealthCallback": "checkpoint_health",
     "ConsoleCallback": "console",
     "PPOMonitoringCallback": "ppo_monitoring",
     "RewardReliabilityCallback": "reward_reliability",

@@ -7,10 +7,11 @@ from typing import Any
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
 from trl_ext.callbacks._monitored import MonitoredTraining
+from trl_ext.callbacks._watched_rule import WatchedRule
 from trl_ext.monitor.alert_book import AlertBook
 from trl_ext.monitor.alerts import Alert
 from trl_ext.monitor.files import ALERTS_FILE, LineFile, WriteWarning, replace_json
-from trl_ext.monitor.rules.base import Finding, Rule, Verdict
+from trl_ext.monitor.rules.base import Finding, Verdict
 from trl_ext.monitor.strict_json import to_strict_json
 from trl_ext.rewards.reliability import ReliabilityReport
 
@@ -21,22 +22,12 @@ _TABLE = "reward_reliability/samples"
 _LOOKS = 2  # in a row that must agree before an alert below an error: one odd window is not a fault
 
 
-class _Watched(Rule):
-    """What the alert book wants to know of a finding's rule."""
-
-    close_after = 3
-
-    def __init__(self, name: str) -> None:
-        super().__init__({})
-        self.name = name  # type: ignore[misc]
-
-
 class RewardAlerts:
     """Opens and closes one alert a finding. What a monitor of the same run tells already is not told again."""
 
     def __init__(self) -> None:
         self._book = AlertBook([], max_alerts=100)
-        self._rules: dict[str, _Watched] = {}
+        self._rules: dict[str, WatchedRule] = {}
         self._streaks: dict[str, int] = {}
         self._looks = 0
 
@@ -54,7 +45,7 @@ class RewardAlerts:
         self._looks += 1
         news = []
         for name in report.findings:
-            self._rules.setdefault(name, _Watched(name))
+            self._rules.setdefault(name, WatchedRule(name, close_after=3))
         for name, rule in self._rules.items():
             finding = report.findings.get(name)
             self._streaks[name] = self._streaks.get(name, 0) + 1 if finding is not None else 0

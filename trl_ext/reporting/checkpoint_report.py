@@ -168,12 +168,15 @@ def _histogram(axes: Any, health: CheckpointHealth, group: GroupStatistics) -> N
             values.append(one.sample.numpy().astype(float))
             weights.append(np.full(len(one.sample), one.finite / len(one.sample)))
     low, high = group.quantiles[0], group.quantiles[-1]
-    width = max(high - low, 1e-9)
+    width = max(high - low, 0.01 * max(abs(low), abs(high)), 1e-9)
     edges = np.linspace(low - width, high + width, _BINS)
     all_values = np.clip(np.concatenate(values), edges[0], edges[-1])
     axes.hist(all_values, bins=edges, weights=np.concatenate(weights) / group.elements, color=BLUE, linewidth=0)
     axes.set_yscale("log")
-    axes.axvline(0, color=GREY, linewidth=0.6)
+    axes.minorticks_off()
+    if edges[0] < 0 < edges[-1]:
+        axes.axvline(0, color=GREY, linewidth=0.6)
+    axes.set_xlim(edges[0], edges[-1])
 
 
 def _draw_layers(axes: Any, layers: Sequence[GroupStatistics]) -> None:
@@ -204,6 +207,8 @@ def _draw_run(figure: Any, run: RunHealth) -> None:
         _plain(axes, title)
         for label, color, values in lines:
             axes.plot([p.step for p in points], values, color=color, marker="o", markersize=4, label=label)
+        axes.set_xlim(points[0].step - 0.5, points[-1].step + 0.5)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         if len(lines) > 1:
             axes.legend(fontsize=8, frameon=False)
         else:

@@ -22,7 +22,7 @@ def nonfinite_weights(case: Case) -> Iterator[HealthFinding]:
     name, count = worst.tensor.name, worst.tensor.elements
     yield HealthFinding(
         "nonfinite_weights", Severity.CRITICAL,
-        f"{counted(bad)} of {len(case.measured.tensors):,} hold NaN or infinity; '{name}' {worst.nan:,} NaN and "
+        f"{len(bad):,} of {len(case.measured.tensors):,} tensors hold NaN or infinity; '{name}' {worst.nan:,} NaN and "
         f"{worst.infinite:,} infinite of {count:,}",
         "This model is lost: go back to the last checkpoint without, lower learning_rate or max_grad_norm, and with "
         "fp16 change to bf16.",

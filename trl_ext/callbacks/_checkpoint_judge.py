@@ -1,0 +1,194 @@
+"""Judges saved checkpoints one after the other, in a thread of its own."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trl_ext.callbacks._alert_log import log_alert
+from trl_ext.callbacks._last_healthy import keep_as_last_healthy
+from trl_ext.callbacks._watched_rule import WatchedRule
+from trl_ext.checkpoints.errors import UnreadableError
+from trl_ext.checkpoints.health.finding import HealthFinding
+from trl_ext.checkpoints.health.judging import CheckpointHealth, judge
+from trl_ext.checkpoints.reader import Checkpoint, open_checkpoint
+from trl_ext.checkpoints.reference import find_reference
+from trl_ext.checkpoints.trend import Point, Trend
+from trl_ext.errors import UserError
+from trl_ext.monitor.alert_book import AlertBook
+from trl_ext.monitor.alerts import Alert, Severity
+from trl_ext.monitor.files import ALERTS_FILE, LineFile, WriteWarning
+from trl_ext.monitor.rules.base import Finding, Verdict
+from trl_ext.monitor.strict_json import to_strict_json
+
+logger = logging.getLogger("trl_ext.checkpoints")
+
+HEALTH_FILE, KEPT_FOLDER = "checkpoint_health.jsonl", "last_healthy"
+
+
+class CheckpointJudge:
+    """
+    Args:
+        folder: of the files.
+        session: number of the run in `alerts.jsonl`; its own by default.
+        reference: the base model, as a path or a hub id.
+        keep: whether the last healthy checkpoint is kept.
+        on_alert: hears of each alert that opened, rose or closed, in the judge's thread.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        session: int | None,
+        reference: str | None,
+        keep: bool,
+        on_alert: Callable[[Alert], Any] | None,
+    ) -> None:
+        self.folder = folder
+        self.critical: str | None = None
+        self.latest: dict[str, float] = {}
+        self.kept: Path | None = None
+        self._reference_name, self._reference = reference, None  # type: str | None, Checkpoint | None
+        self._keep, self._on_alert, self._on_alert_failed = keep, on_alert, False
+        self._warn = WriteWarning(logger)
+        self._alert_file = LineFile(folder / ALERTS_FILE, self._warn)
+        self._health_file = LineFile(folder / HEALTH_FILE, self._warn)
+        self._session = self._alert_file.session if session is None else session
+        self._book = AlertBook([], max_alerts=100)
+        self._rules: dict[str, WatchedRule] = {}
+        self._lock = threading.Lock()
+        self._trend = Trend()
+        self._looks = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-health")
+        self._waiting: Future | None = None
+        self._failed = False
+
+    @property
+    def alerts(self) -> list[Alert]:
+        with self._lock:
+            return [alert.copy() for alert in self._book.to_list()]
+
+    @property
+    def busy(self) -> bool:
+        return self._waiting is not None and not self._waiting.done()
+
+    def submit(self, step: int, path: Path) -> None:
+        """Judges it as soon as the one before is done. What still waits is left out: a run that saves faster than
+        checkpoints can be read must not gather them."""
+        if self._waiting is not None and self._waiting.cancel():
+            logger.info("A checkpoint is not judged: the next one was saved before its turn came.")
+        self._waiting = self._pool.submit(self._work, step, path)
+
+    def wait(self) -> None:
+        """Until the last one is judged."""
+        if self._waiting is not None:
+            with contextlib.suppress(CancelledError):
+                self._waiting.result()
+
+    def close(self) -> None:
+        self.wait()
+        self._pool.shutdown()
+        self._alert_file.close()
+        self._health_file.close()
+
+    def _work(self, step: int, path: Path) -> None:
+        try:
+            self._judge(step, path)
+        except UnreadableError as error:
+            logger.info("%s is gone before it could be judged: %s", path.name, error)
+        except OSError as error:
+            self._warn(path, error)
+        except Exception:
+            if not self._failed:
+                logger.exception("%s could not be judged; training goes on.", path.name)
+            self._failed = True
+
+    def _judge(self, step: int, path: Path) -> None:
+        # one thread: training needs the others
+        health = judge(path, self._reference_checkpoint(), workers=1)
+        if not path.is_dir():
+            logger.info("%s was deleted while it was judged.", path.name)
+            return
+        point = self._trend.add(step, health, keep_health=False)
+        findings = [*health.findings, *self._trend.findings()]
+        self._tell(step, health, findings)
+        self._write(step, health, point, findings)
+        if self._keep and (health.severity is None or health.severity < Severity.ERROR):
+            self.kept = keep_as_last_healthy(path, self.folder / KEPT_FOLDER) or self.kept
+        worst = next((finding for finding in health.findings if finding.severity is Severity.CRITICAL), None)
+        if worst is not None:
+            self.critical = f"{path.name} is unusable, {worst.rule}: {worst.message}"
+
+    def _reference_checkpoint(self) -> Checkpoint | None:
+        """Opened here, since the hub may take its time."""
+        if self._reference_name is not None:
+            name, self._reference_name = self._reference_name, None
+            try:
+                self._reference = open_checkpoint(find_reference(name))
+            except UserError as error:
+                logger.warning("Checkpoints are judged without their reference: %s", error)
+        return self._reference
+
+    def _tell(self, step: int, health: CheckpointHealth, findings: list[HealthFinding]) -> None:
+        worst: dict[str, HealthFinding] = {}
+        for finding in findings:
+            if finding.severity > Severity.INFO and (
+                finding.rule not in worst or finding.severity > worst[finding.rule].severity
+            ):
+                worst[finding.rule] = finding
+        self._looks += 1
+        for name in worst:
+            self._rules.setdefault(name, WatchedRule(name, close_after=1))
+        for name, rule in self._rules.items():
+            found = worst.get(name)
+            verdict: Finding | Verdict = Verdict.HEALTHY
+            if found is not None:
+                evidence = {"checkpoint": str(health.checkpoint.path), "tensor": found.tensor, **found.numbers}
+                message = f"{health.checkpoint.path.name}: {found.message}"
+                verdict = Finding(
+                    found.severity, "checkpoint_health/score", health.score, message, found.advice, evidence
+                )
+            with self._lock:
+                alert = self._book.apply(rule, step, self._looks, verdict)
+                alert = None if alert is None else alert.copy()
+            if alert is not None:
+                self._say(alert)
+
+    def _say(self, alert: Alert) -> None:
+        event = "recovered" if alert.closed is not None else "opened" if alert.step == alert.opened else "raised"
+        self._alert_file.append(to_strict_json({"session": self._session, "event": event, **alert.to_dict()}))
+        log_alert(logger, alert)
+        if self._on_alert is None:
+            return
+        try:
+            self._on_alert(alert)
+        except Exception:
+            if not self._on_alert_failed:
+                logger.exception("on_alert failed; training goes on.")
+            self._on_alert_failed = True
+
+    def _write(self, step: int, health: CheckpointHealth, point: Point, findings: list[HealthFinding]) -> None:
+        latest = {"checkpoint_health/score": health.score}
+        if point.previous is not None and point.first is not None:
+            latest["checkpoint_health/drift_previous"] = point.previous.relative
+            latest["checkpoint_health/drift_first"] = point.first.relative
+        self.latest = latest
+        self._health_file.append(
+            to_strict_json(
+                {
+                    "session": self._session,
+                    "step": step,
+                    "checkpoint": str(health.checkpoint.path),
+                    "score": health.score,
+                    "status": health.status,
+                    "drift_previous": latest.get("checkpoint_health/drift_previous"),
+                    "drift_first": latest.get("checkpoint_health/drift_first"),
+                    "norm": health.whole.norm,
+                    "layers": {name: drift.relative for name, drift in point.layers.items()},
+                    "findings": [finding.to_dict() for finding in findings],
+                }
+            )
+        )
