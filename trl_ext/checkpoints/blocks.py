@@ -1,10 +1,9 @@
-"""The numbers of stored tensors, a megabyte at a time, in several threads: each reads and computes in turn.
+"""The numbers of stored tensors, a few megabytes at a time, in several threads: each reads and computes in turn.
 
 Files are read and not mapped into memory: a mapped file that another process cuts off ends this one with SIGBUS, and
 its pages count as memory of the process.
 """
 
-import math
 import os
 import threading
 from collections import deque
@@ -19,9 +18,8 @@ from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder
 from trl_ext.checkpoints.stored import Piece, StoredTensor
 
-_BLOCK = 1 << 21  # bytes; smaller ones stay in the cache, but threads then wait for each other's turn in Python
+_BLOCK = 4 << 20  # bytes: handing work to a thread costs some 50 microseconds
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_BLOCKS = 4  # in a row by one thread: handing work over costs some 50 microseconds
 
 
 class Joinable(Protocol):
@@ -38,23 +36,25 @@ class Block:
     into the same, and whoever works with it may overwrite it.
 
     Attributes:
+        tensor: of which.
         start: index of the first element, in the order in which they lie.
         values: shape `(elements,)`, of the tensor's dtype, or bytes where torch has none such.
         integers, array: their bits as integers of the same width, for torch and for numpy, which does not know every
             dtype.
-        channels: `values`, shape `(1, 64 or a divisor of it, elements of a channel)`.
         other: the same elements of the tensor it is compared with; `None` without one.
+        read: reads all of it again.
     """
 
+    tensor: StoredTensor
     start: int = 0
     other: "Block | None" = None
+    read: Callable[[], None]
 
     def __init__(self, dtype: torch.dtype, elements: int) -> None:
         self.buffer = memoryview(bytearray(elements * dtype.itemsize))
         self.values = torch.frombuffer(self.buffer, dtype=dtype)
         self.integers = self.values.view(_INTEGERS[dtype.itemsize])
         self.array = self.integers.numpy()
-        self.channels = self.values.view(1, math.gcd(elements, 64), -1)
 
     def numbers(self) -> torch.Tensor:
         """`values`; a complex number as two."""
@@ -68,11 +68,11 @@ class _Blocks(threading.local):
     def __init__(self) -> None:
         self._kept: dict[tuple[str, torch.dtype, int], Block] = {}
 
-    def get(self, use: str, dtype: torch.dtype, elements: int, keep: bool) -> Block:
+    def get(self, use: str, dtype: torch.dtype, elements: int) -> Block:
         found = self._kept.get((use, dtype, elements))
         if found is None:
             found = Block(dtype, elements)
-            if keep:
+            if elements * dtype.itemsize == _BLOCK:
                 self._kept[use, dtype, elements] = found
         return found
 
@@ -80,52 +80,7 @@ class _Blocks(threading.local):
 _OWN = _Blocks()
 
 
-class Span:
-    """Blocks in a row, which one thread works through.
-
-    Attributes:
-        tensor: of which.
-        other: what it is compared with.
-    """
-
-    def __init__(
-        self, files: "_Files", tensor: StoredTensor, piece: Piece, start: int, block: int, other: "Other | None"
-    ) -> None:
-        self.tensor = tensor
-        self._files, self._piece, self._start, self._block, self.other = files, piece, start, block, other
-
-    def blocks(self) -> Iterator[Block]:
-        """Reads them. May be called again.
-
-        Raises:
-            UnreadableError: a file has become shorter, or is gone.
-        """
-        piece, dtype = self._piece, self.tensor.read_as
-        file = self._files.open(None, piece.file)
-        for at in range(0, piece.size, self._block):
-            size = min(self._block, piece.size - at)
-            block = _OWN.get("own", dtype, size // dtype.itemsize, size == self._block)
-            read_into(block.buffer, file, piece.offset + at, piece.file)
-            block.start = self._start + at // dtype.itemsize
-            block.other = None if self.other is None else self._read_other(self.other, block, size == self._block)
-            yield block
-
-    def _read_other(self, other: "Other", block: Block, keep: bool) -> Block:
-        """Its elements, which may lie in several pieces."""
-        dtype = other.tensor.read_as
-        beside = _OWN.get("other", dtype, len(block.values), keep)
-        done, skip = 0, block.start * dtype.itemsize
-        for piece in other.tensor.pieces:
-            size = min(piece.size - skip, len(beside.buffer) - done)
-            if size > 0:
-                file = self._files.open(other.folder, piece.file)
-                read_into(beside.buffer[done : done + size], file, piece.offset + skip, piece.file)
-                done += size
-            skip = max(skip - piece.size, 0)
-        return beside
-
-
-Work = Callable[[Span], Result]
+Work = Callable[[Block], Result]
 
 
 class Other(NamedTuple):
@@ -167,15 +122,17 @@ def map_blocks(
     files = _Files(folder)
     waiting: deque[tuple[StoredTensor, Future | None]] = deque()  # `None` after the last of a tensor
     with ExitStack() as stack:
-        # of the calling thread, which nothing changes, and of threads yet to come, which the workers' would be
+        # The calling thread, too, computes on one core meanwhile: torch's own threads wait for it by spinning
         stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         pool = stack.enter_context(ThreadPoolExecutor(workers, "checkpoint", torch.set_num_threads, (1,)))
         stack.callback(files.close)
         stack.callback(lambda: pool.shutdown(cancel_futures=True))  # where nobody reads to the end
         gathered = _Gathered()
         for tensor in tensors:
-            for span in _spans_of(files, tensor, others.get(tensor.name)):
-                waiting.append((tensor, pool.submit(work, span)))
+            other = others.get(tensor.name)
+            for start, piece in _pieces_of(tensor, other):
+                waiting.append((tensor, pool.submit(_one, files, work, tensor, other, start, piece)))
             waiting.append((tensor, None))
             while len(waiting) > 4 * workers:
                 yield from gathered.take(*waiting.popleft())
@@ -203,16 +160,46 @@ class _Gathered:
             self._result = result if self._result is None else self._result.joined(result)
 
 
-def _spans_of(files: "_Files", tensor: StoredTensor, other: Other | None) -> Iterator[Span]:
+def _pieces_of(tensor: StoredTensor, other: Other | None) -> Iterator[tuple[int, Piece]]:
+    """The first element of each block, and where it lies."""
     width = tensor.read_as.itemsize
-    # two tensors, and what they are compared in, share the cache
-    block = _BLOCK if other is None else _BLOCK // 2 * width // max(width, other.tensor.read_as.itemsize)
+    most = _BLOCK if other is None else _BLOCK * width // max(width, other.tensor.read_as.itemsize)
     start = 0
     for piece in tensor.pieces:
-        for at in range(0, piece.size, _BLOCKS * block):
-            size = min(_BLOCKS * block, piece.size - at)
-            yield Span(files, tensor, Piece(piece.file, piece.offset + at, size), start, block, other)
+        for at in range(0, piece.size, most):
+            size = min(most, piece.size - at)
+            yield start, Piece(piece.file, piece.offset + at, size)
             start += size // width
+
+
+def _one(
+    files: "_Files", work: Work[Result], tensor: StoredTensor, other: Other | None, start: int, piece: Piece
+) -> Result:
+    elements = piece.size // tensor.read_as.itemsize
+    block = _OWN.get("own", tensor.read_as, elements)
+    block.tensor, block.start = tensor, start
+    block.other = None if other is None else _OWN.get("other", other.tensor.read_as, elements)
+
+    def read() -> None:
+        read_into(block.buffer, files.open(None, piece.file), piece.offset, piece.file)
+        if other is not None and block.other is not None:
+            _read_other(files, other, start, block.other.buffer)
+
+    block.read = read
+    read()
+    return work(block)
+
+
+def _read_other(files: "_Files", other: Other, start: int, buffer: memoryview) -> None:
+    """Its elements from `start` on, which may lie in several pieces."""
+    done, skip = 0, start * other.tensor.read_as.itemsize
+    for piece in other.tensor.pieces:
+        size = min(piece.size - skip, len(buffer) - done)
+        if size > 0:
+            file = files.open(other.folder, piece.file)
+            read_into(buffer[done : done + size], file, piece.offset + skip, piece.file)
+            done += size
+        skip = max(skip - piece.size, 0)
 
 
 class _Files:

@@ -1,14 +1,15 @@
 """Statistics of a tensor from its blocks, each of which is looked at once."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from trl_ext.checkpoints.blocks import Block, Span
+from trl_ext.checkpoints import kernels
+from trl_ext.checkpoints.blocks import Block
 from trl_ext.checkpoints.stored import StoredTensor
 
 PART = 1 << 17  # elements computed with at once in float64
@@ -18,7 +19,7 @@ _FAR = 0.01  # of the squares: where the mean makes more of them it is taken off
 _RARE = 64  # one zero among more elements than this is rare
 
 # The bits of the magnitude: magnitudes of floating point numbers are ordered as their bits are, which compare faster.
-_MAGNITUDE = {torch.bfloat16: 0x7FFF, torch.float16: 0x7FFF, torch.float32: 0x7FFFFFFF}
+MAGNITUDE = {torch.bfloat16: 0x7FFF, torch.float16: 0x7FFF, torch.float32: 0x7FFFFFFF}
 
 
 @dataclass
@@ -107,40 +108,50 @@ def _added(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     return b if a is None else a if b is None else a + b
 
 
-def moments_of(span: Span) -> Moments:
-    """Of the blocks of a span."""
-    found = fast_moments(span)
-    return exact_moments(span) if found is None else found
+def moments_of(block: Block) -> Moments:
+    """Of one block, which is overwritten."""
+    if block.values.dtype in MAGNITUDE:
+        samples = sample_of(block)
+        firsts, seconds, ends = kernels.moments(
+            block.values, block.integers, MAGNITUDE[block.values.dtype], kernels.PART
+        )
+        found = fast_moments(block, firsts, seconds, ends, kernels.PART, block.values.dtype is torch.float32)
+        if found is not None:
+            found.samples = samples
+            return found
+        block.read()
+    return exact_moments(block)
 
 
-def fast_moments(span: Span, look: Callable[[Block], None] | None = None) -> Moments | None:
-    """In float32; `None` where that does not hold the sums, something is not finite, or the dtype is another.
-
-    Each block stays in the processor's cache; what comes of it is looked at after the last one, since small operations
-    take as long here as large ones.
+def fast_moments(
+    block: Block, firsts: list[torch.Tensor], seconds: list[torch.Tensor], ends: list[torch.Tensor], part: int,
+    are_sums: bool,
+) -> Moments | None:  # fmt: skip
+    """From what `kernels` made of a block in float32, whose bits are those of magnitudes now. `None` where float32 does
+    not hold the sums, or something is not finite.
 
     Args:
-        look: is shown each block before its values are overwritten.
+        are_sums: whether `firsts` and `seconds` are sums and sums of squares, or means and variances.
     """
-    mask = _MAGNITUDE.get(span.tensor.read_as)
-    if mask is None:
+    channels = [len(first) for first in firsts]
+    counts = [min(part, len(block.values) - start) for start in range(0, len(block.values), part)]
+    of_each = np.repeat(np.array(counts) / channels, channels)  # elements in a channel
+    means, variances = torch.cat(firsts).double().numpy(), torch.cat(seconds).double().numpy()
+    if are_sums:
+        means, variances = means / of_each, variances / of_each
+        if (np.square(means) > _FAR * variances).any():  # the squares would lose what the deviations are
+            return None
+        variances = variances - np.square(means)
+    squares = variances + np.square(means)
+    if not ((squares > _TINY) & (squares < _HUGE)).all():
         return None
-    found = Moments()
-    sums, ends = Sums(), []
-    for block in span.blocks():
-        found.samples += (block.array[sampled(span.tensor, block, _SAMPLE)].copy(),)
-        if look is not None:
-            look(block)
-        sums.add(block)
-        low, high = torch.aminmax(block.integers.bitwise_and_(mask))
-        ends += [low, high]
-        if low.item() == 0:
-            found = found.joined(_zeros(span.tensor, block.start, block.array == 0))
-    whole = sums.whole()
-    if whole is None:
-        return None
-    found.finite, found.mean, found.squares = whole
-    magnitudes = torch.stack(ends).view(span.tensor.read_as).tolist()
+    found = Moments(finite=len(block.values))
+    magnitudes = torch.stack(ends).view(block.values.dtype).tolist()
+    if min(magnitudes) == 0.0:
+        found = _zeros(block.tensor, block.start, block.array == 0)
+        found.finite = len(block.values)
+    found.mean = float(means @ of_each) / found.finite
+    found.squares = float((variances + np.square(means - found.mean)) @ of_each)
     found.abs_max = max(magnitudes)
     found.lowest, found.highest = -math.inf, math.inf
     if min(magnitudes) == found.abs_max:  # the same everywhere, if the signs are, which are gone
@@ -150,82 +161,23 @@ def fast_moments(span: Span, look: Callable[[Block], None] | None = None) -> Mom
     return found
 
 
-class Sums:
-    """Of blocks of bfloat16, float16 or float32."""
-
-    def __init__(self) -> None:
-        self._counts: list[int] = []
-        # Shape `(channels,)`: means and variances, or sums and sums of squares
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._are_sums = False
-
-    def add(self, block: Block) -> None:
-        values = block.values
-        self._counts.append(len(values))
-        if values.dtype is torch.float32:
-            self._are_sums = True
-            self._pairs.append((values.sum().view(1), values.dot(values).view(1)))
-            return
-        # The statistics of batch normalization: mean and variance in two passes, which convert in registers, where
-        # converting to float32 first takes twice the time
-        unused = _unused(block.channels.shape[1])
-        self._pairs.append(torch.batch_norm_update_stats(block.channels, unused, unused, 0.0))
-
-    def whole(self) -> tuple[int, float, float] | None:
-        """Elements, their mean and the sum of squared deviations from it; `None` where float32 does not hold it."""
-        firsts, seconds, of_each = self._arrays()
-        if self._are_sums:
-            if (np.square(firsts) > _FAR * seconds).any():  # the squares would lose what the deviations are
-                return None
-            seconds = seconds - np.square(firsts)
-        if not self._held(seconds + np.square(firsts)):
-            return None
-        count = sum(self._counts)
-        mean = float(firsts @ of_each) / count
-        return count, mean, float((seconds + np.square(firsts - mean)) @ of_each)
-
-    def squares(self) -> float | None:
-        """Their sum; 0 of no block, `None` where float32 does not hold it."""
-        if not self._counts:
-            return 0.0
-        firsts, seconds, of_each = self._arrays()
-        squares = seconds if self._are_sums else seconds + np.square(firsts)
-        return float(squares @ of_each) if self._held(squares) else None
-
-    @staticmethod
-    def _held(squares: np.ndarray) -> bool:
-        return bool(((squares > _TINY) & (squares < _HUGE)).all())
-
-    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each channel of each block: its mean, its variance or mean square, and its elements."""
-        channels = [len(first) for first, _ in self._pairs]
-        of_each = np.repeat(np.array(self._counts) / channels, channels)
-        firsts, seconds = (torch.cat(side).double().numpy() for side in zip(*self._pairs, strict=True))
-        return (firsts / of_each, seconds / of_each, of_each) if self._are_sums else (firsts, seconds, of_each)
+def sample_of(block: Block) -> tuple[np.ndarray, ...]:
+    return (block.array[sampled(block, _SAMPLE)].copy(),)
 
 
-@lru_cache(maxsize=16)
-def _unused(channels: int) -> torch.Tensor:
-    """Running statistics that are asked for, so that the result is float32, and never looked at."""
-    return torch.zeros(channels)
-
-
-def sampled(tensor: StoredTensor, block: Block, most: int) -> slice:
+def sampled(block: Block, most: int) -> slice:
     """The elements of a block that are among about `most` of the tensor, at even distances."""
-    stride = _prime(-(-tensor.elements // most))  # lest the sample comes from one column
+    stride = _prime(-(-block.tensor.elements // most))  # lest the sample comes from one column
     return slice(-block.start % stride, None, stride)
 
 
-def exact_moments(span: Span) -> Moments:
+def exact_moments(block: Block) -> Moments:
     """In float64, a part at a time."""
-    found = Moments()
-    for block in span.blocks():
-        found.samples += (block.array[sampled(span.tensor, block, _SAMPLE)].copy(),)
-        tensor = None if block.values.is_complex() else span.tensor  # a complex number is two, which have no rows
-        numbers = block.numbers()
-        for at in range(0, len(numbers), PART):
-            part = numbers[at : at + PART]
-            found = found.joined(_exact_moments_of_part(tensor, block.start + at, part))
+    found = Moments(samples=sample_of(block))
+    tensor = None if block.values.is_complex() else block.tensor  # a complex number is two, which have no rows
+    numbers = block.numbers()
+    for at in range(0, len(numbers), PART):
+        found = found.joined(_exact_moments_of_part(tensor, block.start + at, numbers[at : at + PART]))
     return found
 
 

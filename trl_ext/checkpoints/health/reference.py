@@ -41,7 +41,8 @@ def grown(case: Case) -> Iterator[HealthFinding]:
 
 
 def far(case: Case) -> Iterator[HealthFinding]:
-    groups = [(group.drift, group.name) for group in by_group(case.measured) if group.drift is not None]
+    measured = case.measured
+    groups = [(g.drift, g.name) for g in by_group(measured) if g.drift is not None] if measured.drifts else []
     strayed: list[tuple[Drift, str]] = [
         (drift, name) for drift, name in groups if drift.relative > _FAR and drift.reference and drift.moved
     ]
