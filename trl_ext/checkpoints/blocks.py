@@ -18,7 +18,7 @@ from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder
 from trl_ext.checkpoints.stored import Piece, StoredTensor
 
-_BLOCK = 4 << 20  # bytes: handing work to a thread costs some 50 microseconds
+_BLOCK = 8 << 20  # bytes: handing work to a thread costs some 50 microseconds
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
