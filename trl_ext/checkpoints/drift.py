@@ -119,7 +119,7 @@ def _fast(block: Block, other: Block) -> Compared | None:
     """In float32; `None` where that does not hold the sums, or something is not finite."""
     at = sampled(block, _SIGNS)
     own, before = _numbers(block, at), _numbers(other, at)
-    flips = int(np.count_nonzero(own * before < 0))
+    flips = int(np.count_nonzero(np.sign(own) * np.sign(before) < 0))
     # most blocks that differ do so in the sample, which is looked at in a hundredth of the time
     moved = not (np.array_equal(own, before) and _same(block))
     if not moved:
@@ -161,7 +161,7 @@ def _exact(block: Block) -> DriftSums:
         both = torch.isfinite(x) & torch.isfinite(y)
         x, y = x[both], y[both]
         difference = x - y
-        flips = int(torch.count_nonzero(x * y < 0))
+        flips = int(torch.count_nonzero(x.sign() * y.sign() < 0))
         drift = drift.joined(
             DriftSums(float(x @ x), float(y @ y), float(difference @ difference), len(x), flips, False)
         )

@@ -137,6 +137,8 @@ def fast_moments(
     counts = [min(part, len(block.values) - start) for start in range(0, len(block.values), part)]
     of_each = np.repeat(np.array(counts) / channels, channels)  # elements in a channel
     means, variances = torch.cat(firsts).double().numpy(), torch.cat(seconds).double().numpy()
+    if not (np.isfinite(means).all() and np.isfinite(variances).all()):
+        return None
     if are_sums:
         means, variances = means / of_each, variances / of_each
         if (np.square(means) > _FAR * variances).any():  # the squares would lose what the deviations are
