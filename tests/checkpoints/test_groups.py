@@ -31,6 +31,8 @@ def test_the_group_and_layer_of_a_name(name, group, layer):
 
 def test_a_weights_own_name_has_no_wrapper_in_it():
     assert weight_name("base_model.model.model.layers.0.q_proj.base_layer.weight") == "model.layers.0.q_proj.weight"
+    assert weight_name("model.model.norm.weight") == "model.norm.weight"
+    assert weight_name("mp_rank_00.module.lm_head.weight") == "lm_head.weight"
     assert weight_name("module._orig_mod.model.norm.weight") == "model.norm.weight"
 
 

@@ -147,6 +147,16 @@ def test_a_lost_file_of_a_rank_is_named_with_its_tensors(tmp_path):
     assert problem.message == "w: '__0_0.distcp' cannot be read: No such file or directory"
 
 
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_the_state_dict_of_a_module_as_it_is(is_zip, tmp_path):
+    """It is an OrderedDict with an attribute `_metadata`."""
+    states = tiny.random_policy().state_dict()
+    assert states._metadata
+    torch.save(states, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+    loaded = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert_holds(tmp_path, dict(loaded))
+
+
 def test_a_folder_of_deepspeed(tmp_path):
     """As ZeRO-2 lays it out: the module in bf16, flat fp32 partitions in the optimizer's files."""
     inner = tmp_path / "global_step5"

@@ -89,6 +89,8 @@ def _tensor(folder: CheckpointFolder, name: str, shape: tuple[int, ...], parts: 
 def _state(record: Any) -> dict[str, Any]:
     """What an object of a dataclass holds."""
     state = record.state if isinstance(record, Record) else record
+    if isinstance(record, Record) and isinstance(record.items, dict):
+        state = record.items
     if isinstance(state, tuple) and len(state) == 2:  # (dict, slots)
         state = {**(state[0] or {}), **(state[1] or {})}
     if not isinstance(state, dict):

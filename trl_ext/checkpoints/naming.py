@@ -2,8 +2,12 @@
 
 import re
 
-# What wrappers put in front: PEFT, DataParallel, torch.compile, TRL's policy and value wrapper, FSDP
-_WRAPPERS = re.compile(r"^(base_model\.model\.|module\.|policy\.|pretrained_model\.|_fsdp_wrapped_module\.)+")
+# What is put in front: by PEFT, DataParallel, TRL's wrapper of policy and value model, FSDP, DeepSpeed, and by
+# Accelerate, whose distributed checkpoints hold {"model": state_dict}
+_WRAPPERS = re.compile(
+    r"^(base_model\.model\.|module\.|policy\.|pretrained_model\.|_fsdp_wrapped_module\.|_orig_mod\."
+    r"|(zero_pp_rank_\d+_)?mp_rank_\d+\.|model\.(?=(model|transformer|gpt_neox|base_model|lm_head|score)\.))+"
+)
 _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\.")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block)\.(\d+)\.")
 # The first that fits, in the words that Transformers, PEFT and TRL use

@@ -33,12 +33,14 @@ class Record:
     Attributes:
         made_by: a `Name`, or what the pickle has in its place.
         arguments: of the call.
-        state: what it would be filled with.
+        state: what its attributes would be set from; those of a module's `state_dict()` are its versions.
+        items: what it would hold as a dict or a list.
     """
 
     made_by: Any
     arguments: tuple = ()
     state: Any = None
+    items: Any = None
 
 
 def read_pickle(content: bytes, what: str, names: list[Name] | None = None) -> Any:
@@ -113,8 +115,8 @@ def _dict(pairs: list[Any], stack: list[Any]) -> None:
 def _set_items(pairs: list[Any], stack: list[Any]) -> None:
     target = stack[-1]
     if isinstance(target, Record):  # an OrderedDict
-        target.state = {} if target.state is None else target.state
-        target = target.state
+        target.items = {} if target.items is None else target.items
+        target = target.items
     target.update(zip(map(_key, pairs[::2]), pairs[1::2], strict=True))
 
 
@@ -141,7 +143,10 @@ def key_of(key: Any) -> Any:
 
 def _append(values: list[Any], stack: list[Any]) -> None:
     target = stack[-1]
-    (target.state if isinstance(target, Record) else target).extend(values)
+    if isinstance(target, Record):  # a list of a class of its own
+        target.items = [] if target.items is None else target.items
+        target = target.items
+    target.extend(values)
 
 
 def _add_items(values: list[Any], stack: list[Any]) -> None:

@@ -192,7 +192,7 @@ def _storages_in(value: Any, depth: int) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         parts = list(value)
     elif isinstance(value, Record):
-        parts = [value.arguments, value.state]
+        parts = [value.arguments, value.items, value.state]
     for part in parts:
         yield from _storages_in(part, depth + 1)
 
@@ -223,6 +223,7 @@ def _tensors(value: Any, path: str, depth: int) -> Iterator[tuple[str, Record]]:
             yield from _tensors(value.arguments[0] if path else value.arguments[:1], path, depth + 1)
         else:  # an OrderedDict, a DTensor, an object of somebody's own
             yield from _tensors(list(value.arguments), path, depth + 1) if value.arguments else ()
+            yield from _tensors(value.items, path, depth + 1)
             yield from _tensors(value.state, path, depth + 1)
 
 

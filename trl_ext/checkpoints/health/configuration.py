@@ -19,11 +19,12 @@ from trl_ext.monitor.alerts import Severity
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 _VALUE_HEAD = re.compile(r"(^|\.)(score|classifier|v_head|value_head|classification_head|reward_head)(\.|$)")
+_MODEL_FILE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
 _LARGEST_TOKENIZER = 64 << 20  # bytes
 
 
 def config_missing(case: Case) -> Iterator[HealthFinding]:
-    folder_of_model = any(name.startswith(("model", "pytorch_model")) for name in case.checkpoint.files)
+    folder_of_model = any(_MODEL_FILE.fullmatch(name) for name in case.checkpoint.files)
     one_file = case.checkpoint.form.startswith("one file")
     if case.checkpoint.tensors and folder_of_model and not one_file and "config.json" not in case.checkpoint.files:
         yield HealthFinding(

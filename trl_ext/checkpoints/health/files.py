@@ -36,6 +36,8 @@ def no_weights(case: Case) -> Iterator[HealthFinding]:
     checkpoint = case.checkpoint
     if checkpoint.tensors or (checkpoint.problems and checkpoint.form != "nothing"):
         return
+    if "adapter_config.json" in checkpoint.files and not any(n.startswith("adapter_model.") for n in checkpoint.files):
+        return  # said of the adapter
     small = {name: size for name, size in checkpoint.files.items() if name.endswith(".safetensors")}
     if small:
         (name, size), *_ = small.items()

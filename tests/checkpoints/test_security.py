@@ -1,0 +1,166 @@
+"""Checkpoints made to harm: one line each, nothing run, nothing read outside, nothing written."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.checkpoints.written import content_of, edit_json, rules_of, saved_policy
+from trl_ext.checkpoints.health.judging import judge
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.fixture
+def ran(tmp_path):
+    return tmp_path / "ran"
+
+
+def header_of(length, content=b"{}"):
+    return struct.pack("<Q", length) + content
+
+
+def tensors_that_overlap():
+    header = json.dumps({name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} for name in ("a", "b")}).encode()
+    return header_of(len(header), header) + bytes(16)
+
+
+def tensor_outside():
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}}).encode()
+    return header_of(len(header), header) + bytes(16)
+
+
+def tensor_of_another_size():
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2**31, 2**31], "data_offsets": [0, 16]}}).encode()
+    return header_of(len(header), header) + bytes(16)
+
+
+@pytest.mark.parametrize("content", [header_of(100 * 10**9), header_of(2**64 - 1), tensors_that_overlap(),
+                                     tensor_outside(), tensor_of_another_size(), header_of(40, b"[" * 40), b"\0" * 7])  # fmt: skip
+def test_a_hostile_header_is_refused_in_one_line(content, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    health = judge(tmp_path)
+    (finding,) = health.findings
+    assert finding.severity == "critical" and finding.rule.startswith("file_")
+    assert "\n" not in finding.message and len(finding.message) < 300
+    assert not health.measured.tensors
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_pickle_bomb_is_named_and_not_run(is_zip, tmp_path, ran):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    torch.save(
+        {"w": torch.ones(2), "x": Bomb(ran)}, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip
+    )
+    assert rules_of(folder)["pickle_imports"] == "critical"
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "training_args.bin", "scheduler.pt", "rng_state.pth"])
+def test_a_bomb_in_a_file_of_the_trainer_is_not_run(file, tmp_path, ran):
+    folder = saved_policy(tmp_path / "c")
+    torch.save({"state": Bomb(ran)}, folder / file)
+    judge(folder)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "x/../../outside"])
+def test_a_zip_that_leads_out_is_refused(name, tmp_path):
+    folder = tmp_path / "c"
+    folder.mkdir()
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, buffer)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.writestr(name, b"x")
+    (folder / "pytorch_model.bin").write_bytes(buffer.getvalue())
+    assert rules_of(folder)["file_unsafe"] == "critical"
+    assert sorted(os.listdir(tmp_path)) == ["c"]
+
+
+@pytest.mark.parametrize("shard", ["../../etc/passwd", "/etc/passwd", "..\\secret", "a/../../secret.safetensors"])
+def test_an_index_that_leads_out_is_refused(shard, tmp_path):
+    save_file({"secret": torch.full((3, 3), 7.0)}, tmp_path / "secret.safetensors")
+    folder = saved_policy(tmp_path / "c", max_shard_size="1MB")
+    index = judge(folder).checkpoint.documents["model.safetensors.index.json"]
+    index["weight_map"]["secret"] = shard
+    edit_json(folder, "model.safetensors.index.json", **index)
+    health = judge(folder)
+    assert {finding.rule for finding in health.findings} == {"file_unsafe"}
+    assert "secret" not in health.measured.tensors
+
+
+@pytest.mark.parametrize("what", ["weights", "config.json", "folder"])
+def test_a_link_out_of_the_folder_is_not_followed(what, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    save_file({"secret": torch.full((3, 3), 7.0)}, outside / "model.safetensors")
+    (outside / "config.json").write_text('{"secret": 1}')
+    folder = saved_policy(tmp_path / "c")
+    if what == "folder":
+        (folder / "global_step5").symlink_to(outside)
+    else:
+        name = "model.safetensors" if what == "weights" else what
+        (folder / name).unlink()
+        (folder / name).symlink_to(outside / name)
+        assert rules_of(folder)["file_unsafe"] == "critical"
+    health = judge(folder)
+    assert "secret" not in health.measured.tensors
+    assert "secret" not in json.dumps(health.checkpoint.documents)
+
+
+def test_links_in_a_circle_and_a_pipe_are_refused(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to("model.safetensors")
+    os.mkfifo(tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").symlink_to("config.json")
+    assert judge(tmp_path).status == "unusable"
+
+
+def test_a_cache_of_the_hub_is_read_although_it_is_links(tmp_path):
+    saved_policy(tmp_path / "made")
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in (tmp_path / "made").iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert judge(snapshot).findings == []
+
+
+def test_tensor_names_are_no_markup_in_the_report(tmp_path):
+    from trl_ext.reporting.checkpoint_report import markdown
+
+    name = "model.layers.0.[x](http://evil)<script>|\nboo.lora_A.weight"
+    other = name.replace("lora_A", "lora_B")
+    save_file({name: torch.ones(2, 3), other: torch.ones(4, 2)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    text = markdown(judge(tmp_path))
+    assert "](http" not in text and "<script" not in text
+
+
+def test_reading_writes_nothing_into_the_checkpoint(tmp_path):
+    folder = saved_policy(tmp_path / "c")
+    before = content_of(folder)
+    judge(folder, saved_policy(tmp_path / "reference"))
+    assert content_of(folder) == before
+
+
+def test_a_checkpoint_that_may_only_be_read_is_judged(tmp_path):
+    folder = saved_policy(tmp_path / "c")
+    for path in [*folder.iterdir(), folder]:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    try:
+        assert judge(folder).findings == []
+    finally:
+        folder.chmod(0o700)
