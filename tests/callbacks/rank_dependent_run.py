@@ -2,12 +2,13 @@
 
 `monitor`: rank 1 a NaN at step 3 of 6. `others`: rank 0 its best reward at step 2, rank 1 at the last of 12, and the
 time of rank 1 is over at step 3. `rewards`: a reward function of rank 1 fails on half of its completions, and on every
-edited one when it is probed.
+edited one when it is probed. `checkpoints`: the main process alone reads the checkpoints, in which weights are NaN.
 """
 
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from trl_ext import tiny
 from trl_ext.callbacks import (
     BestCheckpointCallback,
+    CheckpointHealthCallback,
     PPOMonitoringCallback,
     RewardReliabilityCallback,
     TimeBudgetCallback,
@@ -39,10 +41,10 @@ class RankDependentTrainer(Trainer):
         super().log(logs, *args, **kwargs)
 
 
-def train(folder, callbacks, reward, steps):
+def train(folder, callbacks, reward, steps, **options):
     args = TrainingArguments(
-        str(folder), max_steps=steps, logging_steps=1, report_to="none", use_cpu=True, save_strategy="no",
-        disable_tqdm=True, per_device_train_batch_size=2, learning_rate=0.1,
+        str(folder), max_steps=steps, logging_steps=1, report_to="none", use_cpu=True,
+        disable_tqdm=True, per_device_train_batch_size=2, learning_rate=0.1, **{"save_strategy": "no", **options},
     )  # fmt: skip
     data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 64
     trainer = RankDependentTrainer(OneNumber(), args, train_dataset=data, callbacks=callbacks)
@@ -114,8 +116,23 @@ def rewards(folder):
     }  # fmt: skip
 
 
+def checkpoints(folder):
+    """The weights are NaN from step 3 on; the main process alone looks at what is saved."""
+    callback = CheckpointHealthCallback(on_critical="stop", keep_last_healthy=True)
+
+    def reward(trainer, rank, step):
+        if step == 3:
+            trainer.accelerator.unwrap_model(trainer.model).weight.data.fill_(math.nan)
+        time.sleep(0.02)
+        return 1.0
+
+    trainer, report = train(folder, [callback], reward, 200, save_strategy="steps", save_steps=2)
+    alerts = [alert.rule for alert in callback.alerts]
+    return trainer, {**report, "alerts": alerts, "judges": callback._judge is not None}
+
+
 if __name__ == "__main__":
-    for run in (monitor, others, rewards):
+    for run in (monitor, others, rewards, checkpoints):
         folder = Path(sys.argv[1], run.__name__)
         trainer, report = run(folder)
         Path(folder, f"rank{trainer.args.process_index}.json").write_text(json.dumps(report))

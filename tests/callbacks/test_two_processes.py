@@ -76,3 +76,11 @@ def test_rewards_that_fail_on_one_rank_are_counted_on_all_and_probes_do_not_hang
     lines = [json.loads(line) for line in (folder / "reward_failures-rank1.jsonl").read_text().splitlines()]
     assert len(lines) == 4 * 16 and {line["kind"] for line in lines} == {"value"}
     assert (folder / "reward_samples.jsonl").is_file()
+
+
+def test_a_broken_checkpoint_stops_all_ranks_at_one_step(runs):
+    first, second = reports(runs / "checkpoints")
+    assert first["processes"] == 2
+    assert (first["judges"], second["judges"]) == (True, False)
+    assert 4 < first["step"] == second["step"] < 100
+    assert (first["alerts"], second["alerts"]) == (["nonfinite_weights"], [])

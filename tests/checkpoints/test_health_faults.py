@@ -196,6 +196,11 @@ def adapter_without_its_targets(folder):
     edit_json(folder, "adapter_config.json", target_modules=["q_proj", "v_proj", "down_proj"])
 
 
+def adapter_of_other_targets(folder):
+    saved_adapter(folder)
+    edit_json(folder, "adapter_config.json", target_modules=["c_attn"])
+
+
 def adapter_without_config(folder):
     saved_adapter(folder)
     (folder / "adapter_config.json").unlink()
@@ -366,7 +371,7 @@ FAULTS = {
     adapter_never_trained_final: ("adapter_untrained", "critical"),
     adapter_partly_trained: ("adapter_partly_untrained", "warning"),
     adapter_without_a: ("adapter_incomplete", "error"), adapter_of_another_rank: ("adapter_rank", "error"),
-    adapter_without_its_targets: ("adapter_targets", "error"),
+    adapter_without_its_targets: ("adapter_targets", "info"), adapter_of_other_targets: ("adapter_targets", "error"),
     adapter_without_config: ("adapter_config_missing", "error"), adapter_without_weights: ("file_missing", "critical"),
     modules_not_saved: ("modules_to_save", "error"), modules_not_named: ("modules_to_save", "warning"),
     base_gone: ("base_model_missing", "error"),
@@ -565,6 +570,8 @@ def test_documents_of_any_content_are_no_fault_of_a_rule(file, document, tmp_pat
 
 @pytest.mark.parametrize("document", ["[]", '{"r": "8", "target_modules": {"a": 1}, "modules_to_save": "score"}',
                          '{"r": null, "lora_alpha": [], "rank_pattern": [], "base_model_name_or_path": 3}',
+                         '{"lora_alpha": 1' + '0' * 400 + ', "target_modules": true}', '{"base_model_name_or_path": "~nobody/x"}',
+                         '{"r": 1' + '0' * 400 + ', "rank_pattern": {"((": 1, "(a+)+": 2}}',
                          '{"lora_alpha": 1e400, "alpha_pattern": {"q_proj": "x"}, "target_modules": [3]}'])  # fmt: skip
 def test_an_adapter_config_of_any_content_is_no_fault_of_a_rule(document, tmp_path, caplog):
     saved_adapter(tmp_path)

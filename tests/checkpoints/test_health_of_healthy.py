@@ -5,6 +5,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import transformers
 from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoraConfig, PromptTuningConfig, VeraConfig, get_peft_model
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.checkpoints.written import TINY, policy, saved_adapter, saved_policy, saved_reward_model
@@ -28,6 +29,9 @@ ADAPTERS = {
     "DoRA": LoraConfig(r=8, target_modules=["q_proj"], use_dora=True),
     "modules_to_save": LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
     "embedding": LoraConfig(r=4, target_modules=["embed_tokens", "q_proj"]),
+    "more targets than there are": LoraConfig(r=4, target_modules=["q_proj", "c_attn"]),
+    "a pattern": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], rank_pattern={r"layers\.[01]\..*v_proj": 2}),
+    "LoRA bias": LoraConfig(r=4, target_modules=["q_proj"], lora_bias=True),
     "bias": LoraConfig(r=4, target_modules=["q_proj"], bias="lora_only"),
     "IA3": IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
     "prompt": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8),
@@ -114,6 +118,18 @@ def test_a_distributed_checkpoint(tmp_path):
 def test_a_file_of_torch_save(tmp_path):
     torch.save(policy().state_dict(), tmp_path / "pytorch_model.bin")
     policy().config.save_pretrained(tmp_path)
+    assert_healthy(tmp_path)
+
+
+def test_a_variant_beside_is_another_copy(tmp_path):
+    saved_policy(tmp_path)
+    policy(torch.float16).save_pretrained(tmp_path, variant="fp16")
+    assert_healthy(tmp_path)
+
+
+def test_a_module_of_ones_own_saved_by_a_trainer(tmp_path):
+    save_file({"layer.weight": torch.randn(3, 3)}, tmp_path / "model.safetensors")
+    torch.save({"a": 1}, tmp_path / "training_args.bin")
     assert_healthy(tmp_path)
 
 

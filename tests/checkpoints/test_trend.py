@@ -53,7 +53,7 @@ def test_a_single_weight_that_moves_in_the_last_bit_is_no_standstill(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 64
     path.write_bytes(content)
-    assert judge_run(tmp_path).findings == []
+    assert "nothing_moved" not in {finding.rule for finding in judge_run(tmp_path).findings}
 
 
 def test_a_layer_that_stands_still_is_an_information(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder, inside
-from trl_ext.checkpoints.pickled import MOST, Record, key_of, read_pickle
+from trl_ext.checkpoints.pickled import MOST, Name, Record, key_of, read_pickle
 from trl_ext.checkpoints.stored import Piece, StoredTensor
 from trl_ext.checkpoints.torch_file import read_torch_file
 
@@ -24,12 +24,13 @@ class _Part(NamedTuple):
 
 
 def read_distributed(
-    folder: CheckpointFolder, under: str
+    folder: CheckpointFolder, under: str, imports: list[Name]
 ) -> tuple[list[StoredTensor], list[tuple[str, UnreadableError]]]:
     """The tensors, and by name those of which a piece cannot be read.
 
     Args:
         under: the folder that holds `.metadata`, from the checkpoint's.
+        imports: gets what loading its pickle would import.
     Raises:
         UnreadableError: the metadata cannot be read.
     """
@@ -38,7 +39,7 @@ def read_distributed(
         content = file.read(MOST)
     if not content:
         raise UnreadableError(f"'{name}' is empty", "empty")
-    metadata = read_pickle(content, f"'{name}'")
+    metadata = read_pickle(content, f"'{name}'", imports)
     state = _state(metadata)
     shapes = {str(key_of(key)): _sizes(value) for key, value in _pairs(state.get("state_dict_metadata"))}
     parts: dict[str, list[_Part]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import regex
 import torch
 
 from trl_ext.checkpoints.blocks import read_into
@@ -14,7 +15,9 @@ from trl_ext.checkpoints.folder import CheckpointFolder
 from trl_ext.checkpoints.naming import weight_name
 from trl_ext.checkpoints.stored import StoredTensor
 
-_A = re.compile(r"^(.*)\.lora_(embedding_)?A(?=\.|$)(.*)$")
+_A = re.compile(r"^(.*)\.lora_(embedding_)?A(?=\.|$)(.*)$", re.DOTALL)
+_MATRIX = re.compile(r"\.lora_([AB](\.\w+)?\.weight|embedding_[AB](\.\w+)?)$")
+_SECONDS = 0.05  # for one expression
 _LARGEST = 256 << 20  # bytes of a matrix, as float64
 
 
@@ -51,7 +54,7 @@ def lora_pairs(tensors: Sequence[StoredTensor]) -> tuple[list[tuple[StoredTensor
         if other in named:
             pairs.append((tensor, named[other]))
             partners |= {name, other}
-    alone = [name for name in named if re.search(r"\.lora_(embedding_)?[AB](\.|$)", name) and name not in partners]
+    alone = [name for name in named if _MATRIX.search(name) and name not in partners]
     return pairs, alone
 
 
@@ -97,16 +100,21 @@ def _scaling(configuration: dict[str, Any], target: str, rank: int) -> float:
     """As PEFT computes it."""
     module = target.removesuffix(".weight")
     alpha = _of_module(configuration.get("alpha_pattern"), module, configuration.get("lora_alpha", rank))
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < 1e300:
         return 1.0
     return alpha / (math.sqrt(rank) if configuration.get("use_rslora") else rank)
 
 
 def _of_module(patterns: Any, module: str, otherwise: Any) -> Any:
-    """What PEFT's `rank_pattern` and `alpha_pattern` give to a module: the keys are ends of names."""
+    """What PEFT's `rank_pattern` and `alpha_pattern` give to a module: the keys are ends of names, or expressions."""
     for key, value in patterns.items() if isinstance(patterns, dict) else ():
         if module == key or module.endswith(f".{key}"):
             return value
+        try:
+            if regex.match(rf"(.*\.)?({key})$", module, timeout=_SECONDS):
+                return value
+        except (regex.error, TimeoutError):  # of a file that is not trusted
+            continue
     return otherwise
 
 

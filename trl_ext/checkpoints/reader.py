@@ -10,15 +10,16 @@ from trl_ext.checkpoints.distributed import METADATA, read_distributed
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder, inside
 from trl_ext.checkpoints.packed import with_forms
-from trl_ext.checkpoints.pickled import Name
+from trl_ext.checkpoints.pickled import MOST, Name, read_pickle
 from trl_ext.checkpoints.safetensors_file import read_safetensors
 from trl_ext.checkpoints.stored import StoredTensor
-from trl_ext.checkpoints.torch_file import read_torch_file
+from trl_ext.checkpoints.torch_file import is_of_torch, read_torch_file
 
 _INDEX = re.compile(r".+\.(safetensors|bin)\.index\.json")
 _TRAINER_STATE = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|random_states|training_args|sampler).*\.(pt|pth|bin|pkl)"
 )
+_VARIANT = re.compile(r"(model|pytorch_model|adapter_model)\.\w+(?:-\d+-of-\d+)?\.(safetensors|bin)")
 _TORCH = (".bin", ".pt", ".pth")
 _ZERO_MODEL = re.compile(r".*_model_states\.pt")
 _ZERO_OPTIMIZER = re.compile(r".*_optim_states\.pt")
@@ -102,6 +103,8 @@ def _read_folder(checkpoint: Checkpoint) -> None:
         forms.append(_read_distributed(checkpoint, ""))
     safetensors = [name for name in names if name.endswith(".safetensors")]
     torch_files = [name for name in names if name.endswith(_TORCH) and not _TRAINER_STATE.fullmatch(name)]
+    safetensors = [name for name in safetensors if not _is_variant(name, safetensors)]
+    torch_files = [name for name in torch_files if not _is_variant(name, torch_files)]
     if "model.safetensors" in safetensors or any(name.startswith("model-") for name in safetensors):
         # Transformers reads these; a second copy of the same weights would only take time
         torch_files = [name for name in torch_files if not name.startswith("pytorch_model")]
@@ -114,11 +117,17 @@ def _read_folder(checkpoint: Checkpoint) -> None:
     for under in folder.folders():
         forms += _read_inner(checkpoint, under)
     for name in names:
-        if _TRAINER_STATE.fullmatch(name) and name.startswith("optimizer"):
-            _read_file(checkpoint, name, into=checkpoint.optimizer)
+        if _TRAINER_STATE.fullmatch(name):
+            _read_trainer_state(checkpoint, name)
     if "adapter_config.json" in names:
         forms.insert(0, "PEFT adapter")
     checkpoint.form = ", ".join(dict.fromkeys(forms)) or "nothing"
+
+
+def _is_variant(name: str, names: list[str]) -> bool:
+    """`model.fp16.safetensors` beside `model.safetensors`: another copy, for who asks for it."""
+    found = _VARIANT.fullmatch(name)
+    return found is not None and any(re.fullmatch(rf"{found[1]}(-\d+-of-\d+)?\.{found[2]}", one) for one in names)
 
 
 def _counted(form: str, files: list[str]) -> str:
@@ -146,13 +155,17 @@ def _read_inner(checkpoint: Checkpoint, under: str) -> list[str]:
 def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
     into = checkpoint.optimizer if PurePosixPath(under).name.startswith("optimizer") else checkpoint.tensors
     name = inside(under, METADATA)
+    imports: list[Name] = []
     try:
-        tensors, lost = read_distributed(checkpoint.folder, under)
+        tensors, lost = read_distributed(checkpoint.folder, under, imports)
     except UnreadableError as error:
         checkpoint.cannot_read(name, error)
     else:
         into += tensors
         checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
+    foreign = [one for one in dict.fromkeys(imports) if not is_of_torch(one)]
+    if foreign:
+        checkpoint.imports[name] = foreign
     return "torch.distributed.checkpoint"
 
 
@@ -173,6 +186,31 @@ def _read_file(checkpoint: Checkpoint, name: str, into: list[StoredTensor] | Non
     if prefix:
         tensors = [replace(tensor, name=f"{prefix}.{tensor.name}") for tensor in tensors]
     into += tensors
+
+
+def _read_trainer_state(checkpoint: Checkpoint, name: str) -> None:
+    """The tensors of an optimizer; of the others what loading them would import, if they can be looked at."""
+    if name.startswith("optimizer"):
+        _read_file(checkpoint, name, into=checkpoint.optimizer)
+        return
+    try:
+        if name.endswith(".pkl"):
+            imports: list[Name] = []
+            with checkpoint.folder.open(name) as file:
+                read_pickle(file.read(MOST + 1), f"'{name}'", imports)
+        else:
+            imports = read_torch_file(checkpoint.folder, name).imports
+    except UnreadableError as error:
+        if error.kind != "format":
+            checkpoint.cannot_read(name, error)
+        return
+    if imports:
+        checkpoint.imports[name] = list(dict.fromkeys(imports))
+
+
+def is_trainer_state(name: str) -> bool:
+    """Whether a file is one that a trainer writes to go on, and holds no weights."""
+    return _TRAINER_STATE.fullmatch(name) is not None
 
 
 def _note(checkpoint: Checkpoint, names: list[str]) -> None:

@@ -77,7 +77,7 @@ def read_torch_file(folder: CheckpointFolder, name: str, start: int = 0, size: i
             raise UnreadableError(f"'{name}' is cut off or no file of torch.save", "format")
         names: list[Name] = []
         content = read_pickle(pickle, f"'{name}'", names)
-    foreign = [found for found in dict.fromkeys(names) if not _is_known(found)]
+    foreign = [found for found in dict.fromkeys(names) if not is_of_torch(found)]
     tensors, left_out = [], []
     for path, record in _tensors(content, "", 0):
         found = _stored(path, record, name, storages)
@@ -263,7 +263,7 @@ def _is_permuted(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def _is_known(name: Name) -> bool:
+def is_of_torch(name: Name) -> bool:
     """Of what every file of tensors imports."""
     return (
         str(name) in _KNOWN or (name.module == "torch" and hasattr(torch, name.name)) or name.module in _KNOWN_MODULES

@@ -1,9 +1,10 @@
 """Adapters of PEFT: never trained, incomplete, or not what their configuration says."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, whole_number
+from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, texts, whole_number
 from trl_ext.checkpoints.lora import rank_for
 from trl_ext.checkpoints.naming import group_of, weight_name
 from trl_ext.monitor.alerts import Severity
@@ -72,6 +73,8 @@ def incomplete_adapter(case: Case) -> Iterator[HealthFinding]:
 
 
 def ranks(case: Case) -> Iterator[HealthFinding]:
+    if case.adapter.get("peft_type", "LORA") != "LORA":
+        return  # AdaLoRA changes them
     wrong = []
     for update in case.measured.lora:
         said = whole_number(rank_for(case.adapter, update.target))
@@ -88,16 +91,18 @@ def ranks(case: Case) -> Iterator[HealthFinding]:
 
 
 def targets(case: Case) -> Iterator[HealthFinding]:
-    """`target_modules` of which no matrix was saved."""
-    asked = case.adapter.get("target_modules")
-    if not isinstance(asked, list) or not case.checkpoint.tensors or not case.is_adapter:
+    """`target_modules` of which no matrix was saved. PEFT lets names pass that the model does not have, if one fits."""
+    asked = texts(case.adapter.get("target_modules"))
+    if not asked or not case.checkpoint.tensors or case.adapter.get("peft_type", "LORA") != "LORA":
         return
-    modules = {_module(name) for name in case.shapes}
-    lost = [t for t in asked if isinstance(t, str) and not any(m == t or m.endswith(f".{t}") for m in modules)]
+    modules = [f".{weight_name(tensor.name)}." for tensor in case.checkpoint.tensors]
+    lost = [target for target in asked if not any(f".{target}." in module for module in modules)]
     if lost:
         yield HealthFinding(
-            "adapter_targets", Severity.ERROR, f"target_modules names {listed(lost)}, of which no tensor was saved",
-            "The adapter is incomplete, or the configuration is of another one.", numbers={"target_modules": lost},
+            "adapter_targets", Severity.ERROR if len(lost) == len(asked) else Severity.INFO,
+            f"target_modules names {listed(lost)}, of which no tensor was saved",
+            "The adapter is incomplete, the configuration is of another one, or the model has no module of that name.",
+            numbers={"target_modules": lost},
         )  # fmt: skip
 
 
@@ -114,8 +119,7 @@ def saved_modules(case: Case) -> Iterator[HealthFinding]:
     """`modules_to_save` beside what was saved."""
     if not case.is_adapter or not case.checkpoint.tensors or "adapter_config.json" not in case.checkpoint.files:
         return
-    asked = case.adapter.get("modules_to_save")
-    asked = [name for name in asked if isinstance(name, str)] if isinstance(asked, list) else []
+    asked = texts(case.adapter.get("modules_to_save"))
     whole = {_module(name) for name in case.shapes if group_of(name) not in ("LoRA A", "LoRA B", "adapter")}
     lost = [m for m in asked if not any(own == m or own.endswith(f".{m}") or f".{m}." in f".{own}." for own in whole)]
     # PEFT adds the head of a classifier by itself
@@ -124,17 +128,18 @@ def saved_modules(case: Case) -> Iterator[HealthFinding]:
         lost = [name for name in lost if name not in optional]
     if lost:
         yield HealthFinding(
-            "modules_to_save", Severity.ERROR, f"modules_to_save names {listed(lost)}, of which no weight was saved",
-            "What was trained there is lost: look at the module's name, and at how it was saved.",
+            "modules_to_save", Severity.ERROR if len(lost) == len(asked) else Severity.WARNING,
+            f"modules_to_save names {listed(lost)}, of which no weight was saved",
+            "What was trained there is lost, or the model has no module of that name.",
             numbers={"modules_to_save": lost},
         )  # fmt: skip
-    known = [str(name) for name in case.adapter.get("target_modules") or [] if isinstance(name, str)]
+    known = texts(case.adapter.get("target_modules"))
     other = [
         own for own in sorted(whole)
         if group_of(f"{own}.weight") not in ("embedding", "head") and not own.endswith("base_layer")
         and not any(f".{m}." in f".{own}." for m in asked + known)
     ]  # fmt: skip
-    if other and case.adapter.get("bias", "none") == "none":
+    if other and case.adapter.get("peft_type", "LORA") == "LORA" and case.adapter.get("bias", "none") == "none":
         yield HealthFinding(
             "modules_to_save", Severity.WARNING, 
             f"whole weights of {listed(other)}, which modules_to_save does not name",
@@ -153,7 +158,7 @@ def base_model(case: Case) -> Iterator[HealthFinding]:
             "Whoever loads it has to know: set base_model_name_or_path.",
         )  # fmt: skip
         return
-    path = Path(base).expanduser()
+    path = Path(os.path.expanduser(base))
     is_path = base.startswith(("/", "./", "../", "~")) or base.count("/") > 1 or "\\" in base
     if is_path and not (path.exists() or (case.checkpoint.path / path).exists()):
         sure = path.is_absolute()

@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from trl_ext.checkpoints.distributed import METADATA
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, number
+from trl_ext.checkpoints.reader import is_trainer_state
 from trl_ext.monitor.alerts import Severity
 
 _KINDS = {
@@ -176,9 +178,13 @@ def unfinished_save(case: Case) -> Iterator[HealthFinding]:
 def imports_of_pickles(case: Case) -> Iterator[HealthFinding]:
     """What `torch.load(weights_only=False)` would import, and could run."""
     for file, names in case.checkpoint.imports.items():
+        runs = [name for name in names if _runs_code(str(name))]
+        if not runs and (is_trainer_state(file) or file.endswith(METADATA)):
+            continue  # these hold objects of their own classes
+        names = [*runs, *(name for name in names if name not in runs)]
         what = listed([str(name) for name in names], 5)
         yield HealthFinding(
-            "pickle_imports", Severity.CRITICAL if any(_runs_code(str(name)) for name in names) else Severity.WARNING,
+            "pickle_imports", Severity.CRITICAL if runs else Severity.WARNING,
             f"loading '{file}' with pickle would import {what[:300]}",
             "Load it with weights_only=True, and not at all if you do not know why it needs these.",
             numbers={"file": file, "imports": [str(name) for name in names[:20]]},

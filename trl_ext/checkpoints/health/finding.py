@@ -105,7 +105,15 @@ def whole_number(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """`None` for what is no finite number; JSON may hold whole numbers that no float does."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return None
+    return float(value)
+
+
+def texts(value: Any) -> list[str]:
+    """The texts of a list, or of what else a file has in its place."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def named(tensors: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Weights that are not finite, constant, zero, dead or far too large."""
 
+import re
 from collections.abc import Iterator
 from statistics import median
 
@@ -11,6 +12,7 @@ from trl_ext.monitor.alerts import Severity
 _DEAD = 0.5  # share of rows or columns
 _OUTLIER = 100.0  # times the median root mean square of its kind
 _FP16_LARGEST = 65504.0
+_MAY_BE_ZERO = re.compile(r"bias|_integer$|position|token_type")  # from the start on
 _PEFT = ("LoRA A", "LoRA B", "adapter")  # judged in adapter.py
 
 
@@ -115,8 +117,8 @@ def _matrices(case: Case) -> Iterator[TensorStatistics]:
     for one in case.measured.tensors.values():
         shape = one.tensor.shape
         is_matrix = len(shape) > 1 and min(shape[0], one.tensor.elements // max(shape[0], 1)) > 1
-        judged = group_of(one.tensor.name) not in _PEFT and not one.tensor.name.endswith("bias")
-        if _is_float(one) and is_matrix and judged:
+        judged = group_of(one.tensor.name) not in _PEFT and not _MAY_BE_ZERO.search(one.tensor.name)
+        if _is_float(one) and is_matrix and judged and not case.is_adapter:
             yield one
 
 
