@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from trl_ext import tiny
 from trl_ext.callbacks import AnomalyDetectionCallback, CheckpointHealthCallback, TrainingStopped
-from trl_ext.callbacks._last_healthy import keep_as_last_healthy
+from trl_ext.callbacks._last_healthy import LastHealthy
 from trl_ext.errors import UserError
 
 
@@ -306,11 +306,13 @@ def test_links_are_complete_or_not_there(tmp_path):
     (checkpoint / "global_step3").mkdir(parents=True)
     (checkpoint / "model.safetensors").write_bytes(b"weights")
     (checkpoint / "global_step3" / "x.pt").write_bytes(b"x")
-    kept = keep_as_last_healthy(checkpoint, tmp_path / "kept")
+    last = LastHealthy(tmp_path / "kept")
+    kept = last.keep(last.take(checkpoint))
     shutil.rmtree(checkpoint)
     assert (kept / "model.safetensors").read_bytes() == b"weights"
     assert (kept / "global_step3" / "x.pt").read_bytes() == b"x"
-    assert keep_as_last_healthy(tmp_path / "checkpoint-4", tmp_path / "kept") is None
+    assert last.take(tmp_path / "checkpoint-4") is None
+    last.close()
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["checkpoint-3"]
 
 
@@ -322,7 +324,60 @@ def test_copies_where_there_are_no_links(tmp_path, monkeypatch):
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()
     (checkpoint / "model.safetensors").write_bytes(b"weights")
-    assert (keep_as_last_healthy(checkpoint, tmp_path / "kept") / "model.safetensors").read_bytes() == b"weights"
+    last = LastHealthy(tmp_path / "kept")
+    assert (last.keep(last.take(checkpoint)) / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_healthy_checkpoint_that_is_deleted_before_it_was_judged_is_kept(poisoned, tmp_path, monkeypatch):
+    """Judging is slower than saving, and the weights are NaN from step 4 on."""
+    from trl_ext.callbacks import _checkpoint_judge
+
+    judge = _checkpoint_judge.judge
+
+    def slow(*args, **kwargs):
+        time.sleep(0.4)
+        return judge(*args, **kwargs)
+
+    monkeypatch.setattr(_checkpoint_judge, "judge", slow)
+    callback = CheckpointHealthCallback(keep_last_healthy=True)
+    poisoned(callback, 4, steps=5, save_total_limit=1).train()
+    assert callback.last_healthy.name == "checkpoint-3"
+    assert [path.name for path in callback.last_healthy.parent.iterdir()] == ["checkpoint-3"]
+
+
+def test_a_checkpoint_from_elsewhere_is_judged_and_not_one_of_the_same_name(scripted, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.1}
+    scripted(None, steps=2, **options).train()
+    elsewhere = tmp_path / "elsewhere" / "checkpoint-2"
+    shutil.copytree(tmp_path / "run" / "checkpoint-2", elsewhere)
+    (tmp_path / "run" / "checkpoint-2" / "model.safetensors").write_bytes(b"")
+    callback = CheckpointHealthCallback()
+    scripted(callback, steps=4, **options).train(resume_from_checkpoint=str(elsewhere))
+    found = lines(tmp_path / "run", "checkpoint_health.jsonl")
+    assert (found[0]["checkpoint"], found[0]["status"]) == (str(elsewhere), "healthy")
+
+
+def test_weights_that_explode_are_told_and_not_kept(scripted, tmp_path):
+    trainer = None
+
+    def explode(step):
+        if step == 3:
+            trainer.model.weight.data.mul_(-50)
+        return {}
+
+    callback = CheckpointHealthCallback(keep_last_healthy=True)
+    trainer = scripted(callback, explode, steps=3, save_strategy="steps", save_steps=1, learning_rate=0.1)
+    trainer.train()
+    assert {alert.rule: alert.severity for alert in callback.alerts} == {"drift_far": "error"}
+    assert callback.last_healthy.name == "checkpoint-2"
+
+
+def test_files_that_other_callbacks_are_writing_are_no_fault(tmp_path):
+    from trl_ext.checkpoints.health.judging import judge
+
+    tiny.random_policy(0).save_pretrained(tmp_path)
+    (tmp_path / "trl_ext_monitor.tmp").symlink_to("gone")
+    assert judge(tmp_path).findings == []
 
 
 def test_kill_in_mid_judging_leaves_whole_lines(tmp_path):

@@ -88,6 +88,16 @@ def test_the_statistics_beside_a_reference_are_those_without(compared, tmp_path)
             assert getattr(found, what) == pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True), (name, what)
 
 
+@pytest.mark.parametrize("times", [1e-6, 1e-3, 30.0, 1e3, 1e7])
+def test_a_cosine_of_lengths_far_apart_is_right_or_nan(times, tmp_path):
+    base = drawn(300, 400)
+    for name, tensor in (("a", (base + drawn(300, 400, seed=3)) * times), ("b", base)):
+        (tmp_path / name).mkdir()
+        save_file({"w": tensor.to(torch.bfloat16)}, tmp_path / name / "m.safetensors")
+    (drift,) = measure(open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")).drifts.values()
+    assert np.isnan(drift.cosine) if not 1e-4 < times < 1e4 else drift.cosine == pytest.approx(2**-0.5, abs=0.01)
+
+
 @pytest.mark.parametrize("angle", [0.0, 1e-4, 0.3, np.pi / 2, np.pi])
 @pytest.mark.parametrize("length", [1.0, 3.0])
 def test_cosine_of_vectors_at_an_angle(angle, length):

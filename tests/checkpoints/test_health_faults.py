@@ -228,7 +228,35 @@ def base_gone(folder):
     edit_json(folder, "adapter_config.json", base_model_name_or_path="/nowhere/at/all")
 
 
+def adapter_of_zeros(folder):
+    saved_adapter(folder)
+
+    def zero(tensors):
+        for name, tensor in tensors.items():
+            if "lora_A" in name:
+                tensor.zero_()
+
+    edit_weights(folder, zero, "adapter_model.safetensors")
+
+
+def layer_of_an_adapter_gone(folder):
+    saved_adapter(folder)
+    edit_weights(
+        folder, lambda t: [t.pop(name) for name in list(t) if ".layers.1." in name], "adapter_model.safetensors"
+    )
+
+
 # --- configuration
+
+
+def tensor_gone(folder):
+    saved_policy(folder)
+    edit_weights(folder, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+
+
+def embedding_gone(folder):
+    saved_policy(folder)
+    edit_weights(folder, lambda tensors: tensors.pop(EMBEDDING))
 
 
 def vocabulary_resized(folder):
@@ -334,6 +362,11 @@ def optimizer_gone(folder):
     of_a_trainer(folder, "scheduler.pt", "rng_state.pth")
 
 
+def scheduler_empty(folder):
+    of_a_trainer(folder)
+    (folder / "scheduler.pt").write_bytes(b"")
+
+
 def trainer_state_gone(folder):
     of_a_trainer(folder)
     (folder / "trainer_state.json").unlink()
@@ -373,8 +406,11 @@ FAULTS = {
     adapter_without_a: ("adapter_incomplete", "error"), adapter_of_another_rank: ("adapter_rank", "error"),
     adapter_without_its_targets: ("adapter_targets", "info"), adapter_of_other_targets: ("adapter_targets", "error"),
     adapter_without_config: ("adapter_config_missing", "error"), adapter_without_weights: ("file_missing", "critical"),
-    modules_not_saved: ("modules_to_save", "error"), modules_not_named: ("modules_to_save", "warning"),
+    modules_not_saved: ("modules_to_save", "error"), modules_not_named: ("modules_to_save", "info"),
     base_gone: ("base_model_missing", "error"),
+    adapter_of_zeros: ("adapter_dead", "error"), layer_of_an_adapter_gone: ("tensors_lost", "warning"),
+    tensor_gone: ("tensors_lost", "error"), embedding_gone: ("embedding_missing", "critical"),
+    scheduler_empty: ("file_empty", "error"),
     vocabulary_resized: ("vocab_size", "error"), other_hidden_size: ("hidden_size", "error"),
     tokenizer_larger: ("tokenizer_larger", "error"), pad_is_eos: ("pad_is_eos", "info"),
     token_outside: ("token_id", "warning"), ends_disagree: ("eos_disagrees", "warning"),
@@ -468,6 +504,19 @@ def test_an_adapter_beside_its_base(alpha, severity, tmp_path):
     saved_adapter(tmp_path, r=64, lora_alpha=alpha)
     edit_weights(tmp_path, lambda t: [x.mul_(0.15) for n, x in t.items() if "lora_B" in n], "adapter_model.safetensors")
     assert rules_of(tmp_path, TINY).get("adapter_too_strong") == severity
+
+
+def test_an_adapter_of_another_base_does_not_fit(tmp_path):
+    saved_adapter(tmp_path / "adapter")
+    saved_policy(tmp_path / "base")
+
+    def wider(tensors):
+        for name in list(tensors):
+            if name.endswith("q_proj.weight"):
+                tensors[name] = torch.randn(len(tensors[name]), 77)
+
+    edit_weights(tmp_path / "base", wider)
+    assert rules_of(tmp_path / "adapter", tmp_path / "base")["adapter_shape"] == "error"
 
 
 def test_an_adapter_that_uses_one_direction(tmp_path):
@@ -570,7 +619,8 @@ def test_documents_of_any_content_are_no_fault_of_a_rule(file, document, tmp_pat
 
 @pytest.mark.parametrize("document", ["[]", '{"r": "8", "target_modules": {"a": 1}, "modules_to_save": "score"}',
                          '{"r": null, "lora_alpha": [], "rank_pattern": [], "base_model_name_or_path": 3}',
-                         '{"lora_alpha": 1' + '0' * 400 + ', "target_modules": true}', '{"base_model_name_or_path": "~nobody/x"}',
+                         '{"lora_alpha": 1' + '0' * 400 + ', "target_modules": true}',
+                         '{"base_model_name_or_path": "~nobody/x"}',
                          '{"r": 1' + '0' * 400 + ', "rank_pattern": {"((": 1, "(a+)+": 2}}',
                          '{"lora_alpha": 1e400, "alpha_pattern": {"q_proj": "x"}, "target_modules": [3]}'])  # fmt: skip
 def test_an_adapter_config_of_any_content_is_no_fault_of_a_rule(document, tmp_path, caplog):

@@ -122,8 +122,8 @@ def test_a_file_of_torch_save(tmp_path):
 
 
 def test_a_variant_beside_is_another_copy(tmp_path):
-    saved_policy(tmp_path)
     policy(torch.float16).save_pretrained(tmp_path, variant="fp16")
+    saved_policy(tmp_path)
     assert_healthy(tmp_path)
 
 

@@ -91,6 +91,24 @@ def test_a_bomb_in_a_plain_pickle_is_named_and_not_run(file, tmp_path, ran):
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["torch._utils\ntraceback.linecache.os.system", "torch\nload", "torch._utils\nos.system"]
+)
+def test_a_name_behind_a_harmless_module_is_told(name, tmp_path):
+    """What a module has imported can be reached through it."""
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, buffer)
+    folder = tmp_path / "c"
+    folder.mkdir()
+    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(folder / "pytorch_model.bin", "w") as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            if entry.filename.endswith("data.pkl"):
+                content = content[:-1] + f"c{name}\n0.".encode()
+            new.writestr(entry.filename, content)
+    assert rules_of(folder)["pickle_imports"] == "critical"
+
+
 def test_what_a_trainer_writes_is_no_bomb(tmp_path):
     folder = saved_policy(tmp_path / "c")
     torch.save(transformers.TrainingArguments("x", report_to="none", use_cpu=True), folder / "training_args.bin")

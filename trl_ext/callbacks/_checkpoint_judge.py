@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.callbacks._alert_log import log_alert
-from trl_ext.callbacks._last_healthy import keep_as_last_healthy
+from trl_ext.callbacks._last_healthy import LastHealthy
 from trl_ext.callbacks._watched_rule import WatchedRule
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.health.finding import HealthFinding
@@ -26,6 +26,7 @@ from trl_ext.monitor.strict_json import to_strict_json
 
 logger = logging.getLogger("trl_ext.checkpoints")
 
+_KEPT_WAITING = 4
 HEALTH_FILE, KEPT_FOLDER = "checkpoint_health.jsonl", "last_healthy"
 
 
@@ -52,18 +53,20 @@ class CheckpointJudge:
         self.latest: dict[str, float] = {}
         self.kept: Path | None = None
         self._reference_name, self._reference = reference, None  # type: str | None, Checkpoint | None
-        self._keep, self._on_alert, self._on_alert_failed = keep, on_alert, False
+        self._last_healthy = LastHealthy(folder / KEPT_FOLDER) if keep else None
+        self._on_alert, self._on_alert_failed = on_alert, False
         self._warn = WriteWarning(logger)
         self._alert_file = LineFile(folder / ALERTS_FILE, self._warn)
         self._health_file = LineFile(folder / HEALTH_FILE, self._warn)
-        self._session = self._alert_file.session if session is None else session
+        own = max(self._alert_file.session, self._health_file.session)
+        self._session = own if session is None else session
         self._book = AlertBook([], max_alerts=100)
         self._rules: dict[str, WatchedRule] = {}
         self._lock = threading.Lock()
         self._trend = Trend()
         self._looks = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-health")
-        self._waiting: Future | None = None
+        self._waiting: list[Future] = []
         self._failed = False
 
     @property
@@ -73,30 +76,50 @@ class CheckpointJudge:
 
     @property
     def busy(self) -> bool:
-        return self._waiting is not None and not self._waiting.done()
+        return any(not future.done() for future in self._waiting)
 
     def submit(self, step: int, path: Path) -> None:
-        """Judges it as soon as the one before is done. What still waits is left out: a run that saves faster than
-        checkpoints can be read must not gather them."""
-        if self._waiting is not None and self._waiting.cancel():
-            logger.info("A checkpoint is not judged: the next one was saved before its turn came.")
-        self._waiting = self._pool.submit(self._work, step, path)
+        """Judges it as soon as those before are done. A run that saves faster than checkpoints can be read must not
+        gather them: one waits, or, where the last healthy one is to be kept, a few, since they are safe meanwhile."""
+        self._waiting = [future for future in self._waiting if not future.done()]
+        if len(self._waiting) > (_KEPT_WAITING if self._last_healthy else 1):
+            oldest = next((future for future in self._waiting if future.cancel()), None)
+            if oldest is not None:
+                logger.info("A checkpoint is not judged: later ones were saved before its turn came.")
+        safe = self._take(path)
+        future = self._pool.submit(self._work, step, path, safe)
+        if safe is not None:
+            future.add_done_callback(lambda done: self._forget(safe) if done.cancelled() else None)
+        self._waiting.append(future)
+
+    def _take(self, path: Path) -> Path | None:
+        try:
+            return None if self._last_healthy is None else self._last_healthy.take(path)
+        except OSError as error:
+            self._warn(path, error)
+            return None
+
+    def _forget(self, safe: Path) -> None:
+        if self._last_healthy is not None:
+            self._last_healthy.drop(safe)
 
     def wait(self) -> None:
         """Until the last one is judged."""
-        if self._waiting is not None:
+        for future in self._waiting:
             with contextlib.suppress(CancelledError):
-                self._waiting.result()
+                future.result()
 
     def close(self) -> None:
         self.wait()
         self._pool.shutdown()
+        if self._last_healthy is not None:
+            self._last_healthy.close()
         self._alert_file.close()
         self._health_file.close()
 
-    def _work(self, step: int, path: Path) -> None:
+    def _work(self, step: int, path: Path, safe: Path | None) -> None:
         try:
-            self._judge(step, path)
+            self._judge(step, path, safe)
         except UnreadableError as error:
             logger.info("%s is gone before it could be judged: %s", path.name, error)
         except OSError as error:
@@ -105,19 +128,23 @@ class CheckpointJudge:
             if not self._failed:
                 logger.exception("%s could not be judged; training goes on.", path.name)
             self._failed = True
+        finally:
+            if safe is not None:
+                self._forget(safe)  # unless it was kept, and has moved
 
-    def _judge(self, step: int, path: Path) -> None:
+    def _judge(self, step: int, path: Path, safe: Path | None) -> None:
         # one thread: training needs the others
-        health = judge(path, self._reference_checkpoint(), workers=1)
-        if not path.is_dir():
+        health = judge(safe or path, self._reference_checkpoint(), workers=1)
+        if safe is None and not path.is_dir():
             logger.info("%s was deleted while it was judged.", path.name)
             return
         point = self._trend.add(step, health, keep_health=False)
         findings = [*health.findings, *self._trend.findings()]
-        self._tell(step, health, findings)
-        self._write(step, health, point, findings)
-        if self._keep and (health.severity is None or health.severity < Severity.ERROR):
-            self.kept = keep_as_last_healthy(path, self.folder / KEPT_FOLDER) or self.kept
+        self._tell(step, path, health, findings)
+        self._write(step, path, health, point, findings)
+        is_healthy = all(finding.severity < Severity.ERROR for finding in findings)
+        if self._last_healthy is not None and safe is not None and is_healthy:
+            self.kept = self._last_healthy.keep(safe)
         worst = next((finding for finding in health.findings if finding.severity is Severity.CRITICAL), None)
         if worst is not None:
             self.critical = f"{path.name} is unusable, {worst.rule}: {worst.message}"
@@ -132,7 +159,7 @@ class CheckpointJudge:
                 logger.warning("Checkpoints are judged without their reference: %s", error)
         return self._reference
 
-    def _tell(self, step: int, health: CheckpointHealth, findings: list[HealthFinding]) -> None:
+    def _tell(self, step: int, path: Path, health: CheckpointHealth, findings: list[HealthFinding]) -> None:
         worst: dict[str, HealthFinding] = {}
         for finding in findings:
             if finding.severity > Severity.INFO and (
@@ -146,8 +173,8 @@ class CheckpointJudge:
             found = worst.get(name)
             verdict: Finding | Verdict = Verdict.HEALTHY
             if found is not None:
-                evidence = {"checkpoint": str(health.checkpoint.path), "tensor": found.tensor, **found.numbers}
-                message = f"{health.checkpoint.path.name}: {found.message}"
+                evidence = {"checkpoint": str(path), "tensor": found.tensor, **found.numbers}
+                message = f"{path.name}: {found.message}"
                 verdict = Finding(
                     found.severity, "checkpoint_health/score", health.score, message, found.advice, evidence
                 )
@@ -170,7 +197,9 @@ class CheckpointJudge:
                 logger.exception("on_alert failed; training goes on.")
             self._on_alert_failed = True
 
-    def _write(self, step: int, health: CheckpointHealth, point: Point, findings: list[HealthFinding]) -> None:
+    def _write(
+        self, step: int, path: Path, health: CheckpointHealth, point: Point, findings: list[HealthFinding]
+    ) -> None:
         latest = {"checkpoint_health/score": health.score}
         if point.previous is not None and point.first is not None:
             latest["checkpoint_health/drift_previous"] = point.previous.relative
@@ -181,7 +210,7 @@ class CheckpointJudge:
                 {
                     "session": self._session,
                     "step": step,
-                    "checkpoint": str(health.checkpoint.path),
+                    "checkpoint": str(path),
                     "score": health.score,
                     "status": health.status,
                     "drift_previous": latest.get("checkpoint_health/drift_previous"),

@@ -4,8 +4,10 @@ Both are found in the frames below: `CallbackHandler.call_event`, and the traine
 Where that changes, nothing is found and what needs it is left out: `tests/contract/test_callback_order.py` tells.
 """
 
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -36,6 +38,17 @@ def calling_trainer(callback: TrainerCallback) -> Any:
         trainer = frame.f_locals.get("self")
         if handler is not None and getattr(trainer, "callback_handler", None) is handler:
             return trainer
+    return None
+
+
+def resumed_from(callback: TrainerCallback) -> Path | None:
+    """The folder that `trainer.train(resume_from_checkpoint=...)` was given or found, which no argument tells."""
+    trainer = calling_trainer(callback)
+    for frame in _frames():
+        if trainer is not None and frame.f_locals.get("self") is trainer:
+            given = frame.f_locals.get("resume_from_checkpoint")
+            if isinstance(given, str | os.PathLike) and Path(given).is_dir():
+                return Path(given)
     return None
 
 

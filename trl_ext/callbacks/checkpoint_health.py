@@ -10,7 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trl_ext.callbacks._checkpoint_judge import CheckpointJudge
 from trl_ext.callbacks._checkpoint_state import checkpoint_folder
-from trl_ext.callbacks._frames import calling_handler
+from trl_ext.callbacks._frames import calling_handler, resumed_from
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._monitored import MonitoredTraining
 from trl_ext.callbacks._order import move_before_reporting
@@ -99,7 +99,7 @@ class CheckpointHealthCallback(TrainerCallback):
                 self._on_alert,
             )  # fmt: skip
         if state.global_step > 0:
-            self._look(args, state, self._resumed_from(args, state))
+            self._look(args, state, resumed_from(self) or checkpoint_folder(args, state))
 
     def _folder(self, args: TrainingArguments, handler: Any) -> Path:
         wanted = self._output_dir or Path(str(args.output_dir)) / "trl_ext"
@@ -107,12 +107,6 @@ class CheckpointHealthCallback(TrainerCallback):
         same = [other for other in callbacks if isinstance(other, CheckpointHealthCallback) and other is not self]
         taken = [other._judge.folder for other in same if other._judge is not None]
         return own_folder(wanted, len(taken) + 1, taken)
-
-    @staticmethod
-    def _resumed_from(args: TrainingArguments, state: TrainerState) -> Path:
-        given = args.resume_from_checkpoint
-        named = Path(given) if isinstance(given, str | os.PathLike) else None
-        return named if named is not None and named.is_dir() else checkpoint_folder(args, state)
 
     @never_raises
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -132,7 +126,7 @@ class CheckpointHealthCallback(TrainerCallback):
             if ignores_control(state):
                 self._close()
                 raise self._stopped
-            control.should_training_stop = True
+            control.should_training_stop, control.should_save = True, False
         return control
 
     def _decide(self, args: TrainingArguments, state: TrainerState) -> None:

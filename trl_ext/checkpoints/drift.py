@@ -12,6 +12,7 @@ from trl_ext.checkpoints import kernels
 from trl_ext.checkpoints.blocks import Block
 from trl_ext.checkpoints.moments import MAGNITUDE, PART, Moments, fast_moments, moments_of, sample_of, sampled
 
+_ALIKE = 100.0  # times that lengths may differ for a cosine from sums of float32; its square for one from float64
 _TINY = 1e-14  # of the tensor's squares: below, float32 may have lost some
 _SIGNS = 1 << 16  # elements at most whose signs are compared: the share is then right to 0.4% (two standard errors)
 
@@ -24,7 +25,7 @@ class Drift:
         difference: Frobenius norm of what was added to the reference.
         reference: Frobenius norm of the reference.
         relative: the one by the other; infinite where the reference is 0 and the difference is not.
-        cosine: of the angle between the two; NaN where one of them is 0.
+        cosine: of the angle between the two; NaN where one of them is 0, or 10,000 times as long as the other.
         sign_flips: share of elements whose sign is the opposite, both being other than 0; of 65,536 elements at even
             distances where there are more.
         moved: whether any number differs.
@@ -71,7 +72,7 @@ class DriftSums(NamedTuple):
 
 def cosine(own: float, reference: float, difference: float) -> float:
     """From sums of squares, which for small differences is more exact than from the product."""
-    if not own or not reference:
+    if not own or not reference or not _ALIKE**-4 < own / reference < _ALIKE**4:
         return math.nan
     # 1 - |x/|x| - y/|y||^2 / 2, with the lengths' own difference taken out
     between = (difference - (own**0.5 - reference**0.5) ** 2) / (2 * (own * reference) ** 0.5)
@@ -141,6 +142,8 @@ def _fast(block: Block, other: Block) -> Compared | None:
         float(torch.stack(references).double().sum()),
         float(torch.stack(differences).double().sum()),
     )
+    if not squares / _ALIKE**2 < reference < squares * _ALIKE**2:
+        return None  # the cosine would be lost
     if not (_TINY * squares < reference < math.inf and _TINY * squares < difference < math.inf):
         return None
     return Compared(found, DriftSums(squares, reference, difference, len(own), flips, True))

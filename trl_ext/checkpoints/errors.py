@@ -13,5 +13,6 @@ class UnreadableError(UserError):
     """
 
     def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
+        # names of files and tensors come from others: no line, no colour, no cursor of their own
+        super().__init__("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in message))
         self.kind = kind

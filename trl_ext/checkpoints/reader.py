@@ -161,7 +161,9 @@ def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
     except UnreadableError as error:
         checkpoint.cannot_read(name, error)
     else:
-        into += tensors
+        of_optimizer = [tensor for tensor in tensors if tensor.name.startswith(("optimizer.", "optim."))]
+        into += [tensor for tensor in tensors if tensor not in of_optimizer]
+        checkpoint.optimizer += of_optimizer
         checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
     foreign = [one for one in dict.fromkeys(imports) if not is_of_torch(one)]
     if foreign:
@@ -215,10 +217,13 @@ def is_trainer_state(name: str) -> bool:
 
 def _note(checkpoint: Checkpoint, names: list[str]) -> None:
     for name in names:
+        if PurePosixPath(name).name.startswith("trl_ext_"):
+            continue  # of our own callbacks, which may be writing it
         try:
             checkpoint.files[name] = checkpoint.folder.size(name)
         except UnreadableError as error:
-            checkpoint.cannot_read(name, error)
+            if error.kind != "missing" or name.endswith((".safetensors", *_TORCH, ".json")):
+                checkpoint.cannot_read(name, error)  # others come and go while something is written
 
 
 def _read_documents(checkpoint: Checkpoint, names: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.health.finding import HealthFinding
-from trl_ext.checkpoints.health.judging import CheckpointHealth, judge
+from trl_ext.checkpoints.health.judging import CheckpointHealth, judge, score_of, status_of
 from trl_ext.checkpoints.reader import Checkpoint
 from trl_ext.checkpoints.trend import Trend, checkpoints_of
 from trl_ext.monitor.alerts import Severity
@@ -38,10 +38,13 @@ class RunHealth:
         return max(of_all, default=None)
 
     def to_dict(self, tensors: bool = False) -> dict[str, Any]:
-        """The latest checkpoint, with all of them and the trend beside."""
+        """Statistics and findings of the latest checkpoint, with those of the run; score and status are the worst."""
         latest = self.checkpoints[-1].to_dict(tensors) if self.checkpoints else {}
         latest["path"], latest["run"] = str(self.path), True
         if "health" in latest:
+            worst = min(health.score for health in self.checkpoints)
+            latest["health"]["score"] = min(worst, score_of(self.findings))
+            latest["health"]["status"] = status_of(self.severity)
             latest["health"]["findings"] += [finding.to_dict() for finding in self.findings]
             latest["recommendations"] += [finding.advice for finding in self.findings if finding.severity > "info"]
         latest["checkpoints"] = [

@@ -49,8 +49,9 @@ def _check(folder: CheckpointFolder, name: str) -> None:
             pass
     except SafetensorError as error:
         raise UnreadableError(f"'{name}' is no sound safetensors file: {_cause(error)}", "header") from error
-    except OSError as error:
-        raise UnreadableError(f"'{name}' cannot be read: {error.strerror or error}", "missing") from error
+    except (OSError, RuntimeError) as error:  # deleted since
+        cause = getattr(error, "strerror", None) or _cause(error)
+        raise UnreadableError(f"'{name}' cannot be read: {cause}", "missing") from error
 
 
 def _cause(error: Exception) -> str:

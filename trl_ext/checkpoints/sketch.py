@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from trl_ext.checkpoints.drift import Drift
+from trl_ext.checkpoints.drift import Drift, cosine
 from trl_ext.checkpoints.measuring import Measured
 from trl_ext.checkpoints.naming import group_of, layer_of, weight_name
 
@@ -76,9 +76,10 @@ def estimated_drift(sketch: Sketch, reference: Sketch, names: list[str] | None =
     if not common:
         return None
     relative = (difference / square) ** 0.5 if square else math.inf if difference else 0.0
-    between = (difference - (own**0.5 - square**0.5) ** 2) / (2 * (own * square) ** 0.5) if own and square else math.nan
-    return Drift(difference**0.5, square**0.5, relative, max(-1.0, min(1.0, 1.0 - max(between, 0.0)))
-                 if not math.isnan(between) else math.nan, flips / compared, moved, int(compared))  # fmt: skip
+    between = max(difference, (own**0.5 - square**0.5) ** 2)  # which the estimate may fall short of
+    return Drift(
+        difference**0.5, square**0.5, relative, cosine(own, square, between), flips / compared, moved, int(compared)
+    )
 
 
 def drift_by_layer(sketch: Sketch, reference: Sketch) -> dict[str, Drift]:

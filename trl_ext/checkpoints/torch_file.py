@@ -265,10 +265,18 @@ def _is_permuted(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 def is_of_torch(name: Name) -> bool:
     """Of what every file of tensors imports."""
-    return (
-        str(name) in _KNOWN or (name.module == "torch" and hasattr(torch, name.name)) or name.module in _KNOWN_MODULES
-    )
+    if name.module == "torch":
+        return (
+            isinstance(getattr(torch, name.name, None), torch.dtype)
+            or name.name.endswith("Storage")
+            or str(name) in _KNOWN
+        )
+    # a name with dots reaches whatever the module imports
+    return str(name) in _KNOWN or (name.module in _KNOWN_MODULES and "." not in name.name)
 
 
-_KNOWN = {"collections.OrderedDict", "builtins.set", "_codecs.encode", "torch.storage.UntypedStorage"}
+_KNOWN = {
+    "torch.Size", "torch.device", "torch.Tensor", "torch.serialization._get_layout", "torch.storage.UntypedStorage",
+    "collections.OrderedDict", "builtins.set", "_codecs.encode",
+}  # fmt: skip
 _KNOWN_MODULES = {"torch._utils", "torch._tensor", "torch.distributed.tensor", "torch.distributed.checkpoint.metadata"}

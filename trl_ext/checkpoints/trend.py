@@ -20,6 +20,7 @@ _NAME = re.compile(r"checkpoint-(\d{1,15})")
 _LEAST = 3  # checkpoints on either side of a change
 _TIMES = 3.0  # by which the pace must differ
 _SURE = 4.0  # standard errors
+_FAR = 1.0  # relative drift from the first checkpoint
 _BURST = 10.0  # times the usual pace
 
 
@@ -56,10 +57,13 @@ class Trend:
         self._first: Sketch | None = None
         self._latest: tuple[int, Sketch] | None = None
         self._still_since: int | None = None
+        self._adapter = False
 
     def add(self, step: int, health: CheckpointHealth, keep_health: bool = True) -> Point:
         """One more checkpoint."""
         sketch = Sketch.of(health.measured)
+        # what begins at zero moves by any number of times its norm
+        self._adapter = bool(health.measured.lora) or "adapter_config.json" in health.checkpoint.files
         kept = health if keep_health else None
         if self._latest is None or self._first is None:
             self._first = sketch
@@ -100,11 +104,22 @@ class Trend:
                     f"{', '.join(still[:5])}",
                     "As it should be where they are frozen.", numbers={"layers": still[:50]},
                 )  # fmt: skip
+        if latest.first is not None and latest.first.relative > _FAR and not self._adapter:
+            severity = Severity.ERROR if latest.first.relative > _BURST / 2 else Severity.WARNING
+            yield HealthFinding(
+                "drift_far", severity,
+                f"the weights differ from those of checkpoint-{self.points[0].step} by {latest.first.relative:.2f} "
+                "times their norm",
+                "More was changed than there was: training diverged. Go back to an earlier checkpoint, and lower "
+                "learning_rate.", numbers={"relative": latest.first.relative},
+            )  # fmt: skip
         change = self.change_point()
         if change is not None and change["at"] == self.points[-_LEAST].step:
             yield _change(change)
         paces = [point.pace for point in self.points[:-1] if point.pace]
-        if latest.pace is not None and len(paces) >= _LEAST and latest.pace > _BURST * float(np.median(paces)):
+        # what goes on at a new pace is told as such, once there is enough of it
+        sudden = latest.pace is not None and len(paces) >= _LEAST and latest.pace > _TIMES * max(paces[-_LEAST:])
+        if latest.pace is not None and sudden and latest.pace > _BURST * float(np.median(paces)):
             yield HealthFinding(
                 "drift_burst", Severity.WARNING,
                 f"from checkpoint-{self.points[-2].step} to checkpoint-{latest.step} the weights moved "

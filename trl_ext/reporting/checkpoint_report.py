@@ -215,7 +215,7 @@ def _draw_run(figure: Any, run: RunHealth) -> None:
             axes.set_ylim(-0.03, 1.05)
         axes.set_xlabel("step", fontsize=8)
         for health, point in zip(run.checkpoints, points, strict=False):
-            if health.severity is not None and health.severity > "info":
+            if health.severity is not None and health.severity >= "error":
                 axes.axvline(point.step, color=SEVERITY_COLORS[health.severity], linewidth=1, linestyle=(0, (4, 2)))
 
 

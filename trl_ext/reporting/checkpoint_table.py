@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -26,7 +27,8 @@ def health_text(health: CheckpointHealth, console: Console | None = None) -> str
         if health.findings:
             console.print(findings_table(health.findings))
         if health.groups:
-            console.print(groups_table([*health.groups, *([health.whole] if len(health.groups) > 1 else [])]))
+            groups = [*health.groups, *([health.whole] if len(health.groups) > 1 else [])]
+            console.print(groups_table(groups, narrow=console.width < 90))
         if health.measured.lora:
             console.print(_lora(health), soft_wrap=True)
     return capture.get().rstrip("\n")
@@ -39,7 +41,7 @@ def run_text(run: RunHealth, console: Console | None = None) -> str:
         heading = Text(str(run.path), style="bold")
         heading.append(f"  {len(run.checkpoints)} checkpoints", style="not bold")
         console.print(heading, soft_wrap=True)
-        console.print(_run_table(run))
+        console.print(_run_table(run, console.width))
         for name, reason in run.unreadable.items():
             console.print(Text(f"{name}: {reason}", style="red"), soft_wrap=True)
         findings = [*run.findings, *_worth_telling(run)]
@@ -85,13 +87,16 @@ def findings_table(findings: Sequence[HealthFinding]) -> Table:
     return table
 
 
-def groups_table(groups: Sequence[GroupStatistics]) -> Table:
+def groups_table(groups: Sequence[GroupStatistics], narrow: bool = False) -> Table:
     drifts = any(group.drift is not None for group in groups)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("weights", no_wrap=True)
-    columns = ["tensors", "parameters", "zeros", "std", "abs max", "norm"]
-    for name in [*columns, *(["drift", "cosine", "sign flips"] if drifts else [])]:
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ["tensors", "parameters", "zeros", "std", "abs max", "norm"]
+    names += ["drift", "cosine", "sign flips"] if drifts else []
+    hidden = ("tensors", "zeros", "std", "abs max", "sign flips") if narrow else ()
+    for name in names:
+        if name not in hidden:
+            table.add_column(name, justify="right", no_wrap=True)
     for group in groups:
         cells = [
             f"{group.tensors:,}", f"{group.elements:,}", share_text(group.zeros, group.elements),
@@ -102,23 +107,29 @@ def groups_table(groups: Sequence[GroupStatistics]) -> Table:
             cells += (["", "", ""] if drift is None else
                       [number_text(drift.relative), f"{drift.cosine:.6f}", f"{drift.sign_flips:.2%}"])  # fmt: skip
         style = "red" if group.nan or group.infinite else ""
+        cells = [cell for name, cell in zip(names, cells, strict=True) if name not in hidden]
         table.add_row(group.name, *cells, style=style, end_section=group is groups[-2] if len(groups) > 1 else False)
     return table
 
 
-def _run_table(run: RunHealth) -> Table:
+def _run_table(run: RunHealth, width: int) -> Table:
+    """On a narrow terminal without the columns that say least."""
+    names = ["checkpoint", "score", "status", "norm", "drift from previous", "from first", "findings"]
+    shown = [name for name in names if width >= 90 or name not in ("norm", "from first", "findings")]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("checkpoint", "left"), ("score", "right"), ("status", "left"), ("norm", "right"),
-                          ("drift from previous", "right"), ("from first", "right"), ("findings", "left")):  # fmt: skip
-        table.add_column(name, justify=justify, no_wrap=name != "findings")  # type: ignore[arg-type]
+    for name in shown:
+        is_text = name in ("checkpoint", "status", "findings")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "findings")
     for health, point in zip(run.checkpoints, run.trend.points, strict=False):
         rules = dict.fromkeys(finding.rule for finding in health.findings if finding.severity > Severity.INFO)
-        table.add_row(
-            health.checkpoint.path.name, f"{health.score:.2f}",
-            Text(health.status, style=STATUS_STYLES[health.status]), number_text(health.whole.norm),
-            "" if point.previous is None else number_text(point.previous.relative),
-            "" if point.first is None else number_text(point.first.relative), ", ".join(rules),
-        )  # fmt: skip
+        cells: dict[str, Any] = {
+            "checkpoint": Text(health.checkpoint.path.name), "score": f"{health.score:.2f}",
+            "status": Text(health.status, style=STATUS_STYLES[health.status]), "norm": number_text(health.whole.norm),
+            "drift from previous": "" if point.previous is None else number_text(point.previous.relative),
+            "from first": "" if point.first is None else number_text(point.first.relative),
+            "findings": ", ".join(rules),
+        }  # fmt: skip
+        table.add_row(*(cells[name] for name in shown))
     return table
 
 

@@ -1,6 +1,7 @@
 """Adapters of PEFT: never trained, incomplete, or not what their configuration says."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,41 @@ def _starts_as_zeros(name: str) -> bool:
     """An embedding's LoRA begins with zeros in A."""
     embedding = "lora_embedding_" in name
     return ("lora_embedding_A" in name) if embedding else group_of(name) == "LoRA B"
+
+
+def dead_adapter(case: Case) -> Iterator[HealthFinding]:
+    """A of LoRA begins at random; where it is zero neither of the two gets a gradient."""
+    zero = [
+        one.tensor.name for one in case.measured.tensors.values()
+        if re.search(r"lora_A(\.\w+)?\.weight$", one.tensor.name) and one.zeros == one.tensor.elements > 0
+    ]  # fmt: skip
+    if zero:
+        yield HealthFinding(
+            "adapter_dead", Severity.ERROR, f"{len(zero)} A matrices of LoRA are all zero: {listed(zero)}",
+            "They were not saved or never initialized: the adapter changes nothing there, and cannot be trained.",
+            zero[0], named(zero),
+        )  # fmt: skip
+
+
+def other_base(case: Case) -> Iterator[HealthFinding]:
+    """Matrices that do not fit the weights of the reference."""
+    if case.reference is None or not case.measured.lora:
+        return
+    shapes = {weight_name(tensor.name): tensor.shape for tensor in case.reference.tensors if tensor.form is None}
+    own = {tensor.name: tensor.shape for tensor in case.checkpoint.tensors}
+    wrong = [
+        update for update in case.measured.lora
+        if len(shapes.get(update.target, ())) == 2
+        and {own[update.b][0], own[update.a][1]} != set(shapes[update.target]) and "embedding" not in update.a
+    ]  # fmt: skip
+    if wrong:
+        rows, columns = own[wrong[0].b][0], own[wrong[0].a][1]
+        yield HealthFinding(
+            "adapter_shape", Severity.ERROR,
+            f"the adapter adds {rows} x {columns} numbers to '{wrong[0].target}', which has {shapes[wrong[0].target]}",
+            "The reference is not the model this adapter was trained on.", wrong[0].a,
+            named([update.a for update in wrong]),
+        )  # fmt: skip
 
 
 def incomplete_adapter(case: Case) -> Iterator[HealthFinding]:
@@ -141,7 +177,7 @@ def saved_modules(case: Case) -> Iterator[HealthFinding]:
     ]  # fmt: skip
     if other and case.adapter.get("peft_type", "LORA") == "LORA" and case.adapter.get("bias", "none") == "none":
         yield HealthFinding(
-            "modules_to_save", Severity.WARNING, 
+            "modules_to_save", Severity.INFO, 
             f"whole weights of {listed(other)}, which modules_to_save does not name",
             "PEFT ignores them when it loads the adapter: name them in modules_to_save, or leave them out.",
             numbers={"modules": other[:20]},
@@ -199,5 +235,6 @@ def rank_collapse(case: Case) -> Iterator[HealthFinding]:
 
 
 RULES: tuple[Rule, ...] = (
-    untrained_adapter, incomplete_adapter, ranks, targets, saved_modules, base_model, strength, rank_collapse,
+    untrained_adapter, dead_adapter, other_base, incomplete_adapter, ranks, targets, saved_modules, base_model,
+    strength, rank_collapse,
 )  # fmt: skip

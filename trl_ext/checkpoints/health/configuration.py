@@ -12,7 +12,7 @@ from trl_ext.checkpoints.blocks import Other, map_blocks
 from trl_ext.checkpoints.drift import compare
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, number, whole_number
-from trl_ext.checkpoints.naming import layer_of, weight_name
+from trl_ext.checkpoints.naming import group_of, layer_of, weight_name
 from trl_ext.checkpoints.stored import NAMES
 from trl_ext.monitor.alerts import Severity
 
@@ -100,13 +100,14 @@ def special_tokens(case: Case) -> Iterator[HealthFinding]:
             "Set them to tokens of this tokenizer, in config.json and generation_config.json.",
             numbers={**outside, "vocab_size": size},
         )  # fmt: skip
-    pad = whole_number(config.get("pad_token_id", generation.get("pad_token_id")))
     eos = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+    pads = [whole_number(document.get("pad_token_id")) for document in (generation, config)]
+    pad = next((one for one in pads if one is not None and eos == {one}), None)
     tokenizer = case.document("tokenizer_config.json")
     same_text = _text(tokenizer.get("pad_token")) is not None and _text(tokenizer.get("pad_token")) == _text(
         tokenizer.get("eos_token")
     )
-    if (pad is not None and eos == {pad}) or same_text:
+    if pad is not None or same_text:
         yield HealthFinding(
             "pad_is_eos", Severity.INFO,
             "the padding token is the end-of-text token" + (f" ({pad})" if pad is not None else ""),
@@ -272,6 +273,57 @@ def layers(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
+def layer_tensors(case: Case) -> Iterator[HealthFinding]:
+    """A layer that has less than most others and nothing else instead; of an adapter, a layer left out."""
+    members: dict[int, set[str]] = {}
+    for tensor in case.checkpoint.tensors:
+        name = weight_name(tensor.name)
+        layer = layer_of(name)
+        if layer is not None and tensor.form is None:
+            members.setdefault(layer, set()).add(name.replace(f".{layer}.", ".*.", 1))
+    if len(members) < 3:
+        return
+    shards = {shard for weight_map in case.checkpoint.indices.values() for shard in weight_map.values()}
+    if case.checkpoint.problems or case.measured.alone or not shards <= case.checkpoint.files.keys():
+        return  # said already
+    (usual, times), *_ = Counter(map(frozenset, members.values())).most_common(1)
+    less = {layer: usual - names for layer, names in members.items() if names < usual}
+    gaps = [] if not case.is_adapter or case.adapter.get("layers_to_transform") is not None else [
+        layer for layer in range(min(members), min(max(members), 100_000)) if layer not in members
+    ]  # fmt: skip
+    few = max(1, len(members) // 10)
+    if times >= len(members) / 2 and 0 < len(less) <= few:
+        layer, lost = min(less.items())
+        name = min(lost).replace(".*.", f".{layer}.", 1)
+        yield HealthFinding(
+            "tensors_lost", Severity.ERROR,
+            f"layer {layer} lacks {counted(sorted(lost))} that {times} of {len(members)} layers have, such as '{name}'",
+            "Part of the model was not saved, and is initialized at random on loading: save again.", name,
+            numbers={"layers": sorted(less)[:20]},
+        )  # fmt: skip
+    if 0 < len(gaps) <= few:
+        yield HealthFinding(
+            "tensors_lost", Severity.WARNING,
+            f"the adapter has nothing for {counted(gaps, 'layer')}, such as {gaps[0]}",
+            "Part of the adapter was not saved, or exclude_modules leaves it out.", numbers={"layers": gaps[:20]},
+        )  # fmt: skip
+
+
+def embedding_missing(case: Case) -> Iterator[HealthFinding]:
+    if case.is_adapter or not case.architecture.endswith("ForCausalLM") or not case.checkpoint.tensors:
+        return
+    if any(index for index in case.checkpoint.indices) and case.checkpoint.problems:
+        return  # said of the shard
+    names = [tensor.name for tensor in case.checkpoint.tensors]
+    in_layers = any(layer_of(name) is not None for name in names)
+    if in_layers and not any(group_of(name) in ("embedding", "head") or "embed" in name for name in names):
+        yield HealthFinding(
+            "embedding_missing", Severity.CRITICAL, f"{case.architecture} without an embedding",
+            "It will be initialized at random: save the whole model.",
+        )  # fmt: skip
+
+
 RULES: tuple[Rule, ...] = (
     config_missing, vocabulary, special_tokens, generation_config, dtype, tied_weights, value_head, layers,
+    layer_tensors, embedding_missing,
 )  # fmt: skip

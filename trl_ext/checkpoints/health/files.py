@@ -31,6 +31,8 @@ def unreadable_files(case: Case) -> Iterator[HealthFinding]:
         rule, severity, advice = _KINDS[problem.kind]
         if PurePosixPath(problem.file).suffix in _NOT_WEIGHTS and severity > "error" and problem.kind != "unsafe":
             severity = Severity.ERROR
+        if is_trainer_state(problem.file) and severity > "error" and problem.kind != "unsafe":
+            severity = Severity.ERROR  # the weights are none the worse
         yield HealthFinding(rule, severity, problem.message, advice, numbers={"file": problem.file})
 
 
@@ -192,14 +194,15 @@ def imports_of_pickles(case: Case) -> Iterator[HealthFinding]:
 
 
 _RUN = {"os", "posix", "nt", "subprocess", "builtins", "sys", "importlib", "runpy", "shutil", "socket", "pty", "code",
-        "webbrowser", "ctypes", "operator", "pickle", "_pickle", "torch.hub", "pip", "commands", "codecs"}  # fmt: skip
+        "webbrowser", "ctypes", "operator", "pickle", "_pickle", "pip", "commands", "codecs"}  # fmt: skip
 _HARMLESS = {"dict", "list", "tuple", "set", "int", "float", "bytearray", "slice"}  # of builtins
 
 
 def _runs_code(name: str) -> bool:
-    module, _, attribute = name.rpartition(".")
-    harmless = module == "builtins" and attribute in _HARMLESS
-    return not harmless and (module in _RUN or module.split(".")[0] in _RUN)
+    *modules, attribute = name.split(".")
+    if modules == ["builtins"] and attribute in _HARMLESS:
+        return False
+    return bool(_RUN & set(modules)) or name in ("torch.load", "torch.jit.load") or name.startswith("torch.hub.")
 
 
 def views_left_out(case: Case) -> Iterator[HealthFinding]:

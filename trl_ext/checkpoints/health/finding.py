@@ -32,6 +32,11 @@ class HealthFinding:
     tensor: str | None = None
     numbers: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Names of files and tensors come from others: no line, no colour, no cursor of their own in the message."""
+        shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in self.message)
+        object.__setattr__(self, "message", shown)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "rule": self.rule, "severity": self.severity.value, "tensor": self.tensor, "message": self.message,

@@ -49,16 +49,12 @@ class CheckpointHealth:
     @property
     def status(self) -> str:
         """`healthy`, `suspicious` (warnings), `damaged` (errors) or `unusable` (critical findings)."""
-        return _STATUS[self.severity]
+        return status_of(self.severity)
 
     @property
     def score(self) -> float:
-        """1 of a checkpoint without warnings, less 0.1 for each rule that warns, 0.5 for each with an error and 1 for
-        a critical one; at least 0."""
-        worst: dict[str, float] = {}
-        for finding in self.findings:
-            worst[finding.rule] = max(worst.get(finding.rule, 0.0), _COSTS[finding.severity])
-        return max(0.0, round(1.0 - sum(worst.values()), 6))
+        """As `score_of` has it."""
+        return score_of(self.findings)
 
     @cached_property
     def groups(self) -> list[GroupStatistics]:
@@ -113,6 +109,20 @@ class CheckpointHealth:
         if name in self.measured.drifts:
             found["drift"] = vars(self.measured.drifts[name])
         return found
+
+
+def score_of(findings: Sequence[HealthFinding]) -> float:
+    """1 without warnings, less 0.1 for each rule that warns, 0.5 for each with an error and 1 for a critical one; at
+    least 0."""
+    worst: dict[str, float] = {}
+    for finding in findings:
+        worst[finding.rule] = max(worst.get(finding.rule, 0.0), _COSTS[finding.severity])
+    return max(0.0, round(1.0 - sum(worst.values()), 6))
+
+
+def status_of(severity: Severity | None) -> str:
+    """Of the worst finding."""
+    return _STATUS[severity]
 
 
 def judge(
