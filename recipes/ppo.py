@@ -11,6 +11,7 @@ from transformers import ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
+    CheckpointHealthCallback,
     ConsoleCallback,
     PPOMonitoringCallback,
     RewardReliabilityCallback,
@@ -55,6 +56,8 @@ def main(args: list[str] | None = None) -> None:
         )
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
+        checkpoints = CheckpointHealthCallback(on_critical=script_args.on_critical)
+        console = ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)
         trainer = build_ppo_trainer(
             training_args,
             model,
@@ -63,7 +66,7 @@ def main(args: list[str] | None = None) -> None:
             reward_funcs,
             reward_weights,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, reliability, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
+            callbacks=[monitor, reliability, checkpoints, console],
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)

@@ -10,6 +10,7 @@ from transformers import ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
+    CheckpointHealthCallback,
     ConsoleCallback,
     PPOMonitoringCallback,
     ReinforceLOOConfig,
@@ -54,6 +55,8 @@ def main(args: list[str] | None = None) -> None:
         )
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
+        checkpoints = CheckpointHealthCallback(on_critical=script_args.on_critical)
+        console = ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)
         trainer = ReinforceLOOTrainer(
             model,
             reward_funcs,
@@ -61,7 +64,7 @@ def main(args: list[str] | None = None) -> None:
             train_dataset=dataset,
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, reliability, ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)],
+            callbacks=[monitor, reliability, checkpoints, console],
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)

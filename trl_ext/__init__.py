@@ -11,6 +11,7 @@ _HOME = {
     "train": "trl_ext.trainers",
     "AnomalyDetectionCallback": "trl_ext.callbacks",
     "BestCheckpointCallback": "trl_ext.callbacks",
+    "CheckpointHealthCallback": "trl_ext.callbacks",
     "PPOMonitoringCallback": "trl_ext.callbacks",
     "RewardReliabilityCallback": "trl_ext.callbacks",
     "TimeBudgetCallback": "trl_ext.callbacks",
