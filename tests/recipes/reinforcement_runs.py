@@ -46,9 +46,10 @@ def start(recipe: str, output_dir: Path, *more: str, **environment: str) -> subp
 
 def without_clocks(rows: list[dict]) -> list[dict]:
     """What must be equal in two runs: neither time and memory, nor which session of a folder logged it, nor what
-    `RewardReliabilityCallback` says of a window of completions, which fills anew after a resume."""
+    `RewardReliabilityCallback` says of a window of completions, which fills anew after a resume, nor which log follows
+    the verdict on a checkpoint."""
 
     def differs(key: str) -> bool:
-        return is_timing(key) or key == "session" or key.startswith("reward_reliability/")
+        return is_timing(key) or key == "session" or key.startswith(("reward_reliability/", "checkpoint_health/"))
 
     return [{key: value for key, value in row.items() if not differs(key)} for row in rows]
