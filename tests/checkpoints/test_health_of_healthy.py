@@ -121,6 +121,15 @@ def test_a_file_of_torch_save(tmp_path):
     assert_healthy(tmp_path)
 
 
+def test_buffers_that_hold_infinity_or_large_numbers(tmp_path):
+    tensors = {
+        "h.0.attn.masked_bias": torch.tensor(-1e9), "causal_mask": torch.full((4, 4), float("-inf")),
+        "bn.running_var": torch.full((4,), 1e6), "w.weight": torch.randn(4, 4),
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "x.safetensors")
+    assert_healthy(tmp_path)
+
+
 def test_a_variant_beside_is_another_copy(tmp_path):
     policy(torch.float16).save_pretrained(tmp_path, variant="fp16")
     saved_policy(tmp_path)

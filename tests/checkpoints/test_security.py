@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import struct
+import time
 import zipfile
 
 import numpy as np
@@ -107,6 +108,69 @@ def test_a_name_behind_a_harmless_module_is_told(name, tmp_path):
                 content = content[:-1] + f"c{name}\n0.".encode()
             new.writestr(entry.filename, content)
     assert rules_of(folder)["pickle_imports"] == "critical"
+
+
+@pytest.mark.parametrize("file", ["scheduler.pt", "training_args.bin", "rng_state.pth", "random_states_0.pkl"])
+@pytest.mark.parametrize("how", ["old instructions", "compressed", "timeit"])
+def test_a_bomb_that_is_hidden_in_a_file_of_the_trainer_is_no_silence(file, how, tmp_path):
+    folder = saved_policy(tmp_path / "c")
+    if how == "old instructions":
+        (folder / file).write_bytes(b"(S'true'\nios\nsystem\n.")
+    elif how == "timeit":
+        (folder / file).write_bytes(b"ctimeit\ntimeit\n(S'1'\ntR.")
+    else:
+        with zipfile.ZipFile(folder / file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", b"cos\nsystem\n(S'true'\ntR." + b" " * 500)
+    assert judge(folder).severity >= "error"
+
+
+def test_two_pickles_in_one_zip_are_refused(tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "a") as archive:
+        archive.writestr("pytorch_model/DATA.PKL", b"cos\nsystem\n0N.")
+    assert rules_of(tmp_path)["file_unsafe"] == "critical"
+
+
+def rewritten(folder, change):
+    """A file of torch.save with another pickle."""
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(4, 4)}, buffer)
+    folder.mkdir()
+    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(folder / "pytorch_model.bin", "w") as new:
+        for entry in old.infolist():
+            content = old.read(entry)
+            new.writestr(entry.filename, change(content) if entry.filename.endswith("data.pkl") else content)
+    return folder
+
+
+LAUGHS = b"\x80\x02" + b"]" + b"".join(b"q%c](h%ch%ce" % (i, i, i) for i in range(60)) + b"."
+
+
+@pytest.mark.parametrize("change", [
+    lambda content: LAUGHS, lambda content: b"\x80\x02]q\x00(h\x00h\x00e.", lambda content: content[:40],
+    lambda content: content.replace(b"K\x04K\x04\x86", b"J\xff\xff\xff\xffK\x04\x86"),
+    lambda content: content.replace(b"QK\x00", b"QJ\xf0\xff\xff\xff"),
+    lambda content: content.replace(b"K\x04K\x04\x86", b"NN\x86"),
+    lambda content: b"\x80\x04]]\x93.",
+])  # fmt: skip
+def test_a_pickle_of_nonsense_is_refused_at_once(change, tmp_path):
+    folder = rewritten(tmp_path / "c", change)
+    start = time.monotonic()
+    health = judge(folder)
+    assert time.monotonic() - start < 30
+    assert not health.measured.tensors and health.severity >= "error"
+
+
+def test_links_to_folders_and_a_folder_in_a_snapshot_are_no_fault(tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "abc" / "checkpoint-10"
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in saved_policy(tmp_path / "made").iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../../blobs/{path.name}")
+    (snapshot / "logs").symlink_to(tmp_path)
+    assert {finding.rule for finding in judge(snapshot).findings} <= {"trainer_state_missing", "resume_incomplete"}
 
 
 def test_what_a_trainer_writes_is_no_bomb(tmp_path):

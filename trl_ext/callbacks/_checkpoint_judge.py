@@ -26,7 +26,7 @@ from trl_ext.monitor.strict_json import to_strict_json
 
 logger = logging.getLogger("trl_ext.checkpoints")
 
-_KEPT_WAITING = 4
+_KEPT_WAITING = 16
 HEALTH_FILE, KEPT_FOLDER = "checkpoint_health.jsonl", "last_healthy"
 
 

@@ -36,12 +36,15 @@ class CheckpointFolder:
             raise UnreadableError(f"{self.path} {what}: name the folder of a checkpoint", "missing")
         self._real = self.path.resolve()
         self._allowed = [self._real]
-        if self._real.parent.name == "snapshots":
-            self._allowed.append(self._real.parent.parent / "blobs")
+        snapshot = next(
+            (place for place in (self._real, *self._real.parents) if place.parent.name == "snapshots"), None
+        )
+        if snapshot is not None:
+            self._allowed.append(snapshot.parent.parent / "blobs")
 
     def names(self, under: str = "") -> list[str]:
         """The entries of the folder, or of a folder in it, that are files, sorted; as paths from the folder."""
-        return sorted(name for name, entry in self._entries(under) if not entry.is_dir(follow_symlinks=False))
+        return sorted(name for name, entry in self._entries(under) if not _is_folder(entry))  # nor links to folders
 
     def folders(self, under: str = "") -> list[str]:
         return sorted(name for name, entry in self._entries(under) if entry.is_dir(follow_symlinks=False))
@@ -103,3 +106,10 @@ class CheckpointFolder:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise UnreadableError(f"'{name}' holds no JSON: {' '.join(str(error).split())[:120]}", "format") from error
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # links that lead in a circle
+        return False

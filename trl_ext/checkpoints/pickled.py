@@ -169,6 +169,8 @@ def _global(argument: Any, stack: list[Any]) -> None:
 
 def _stack_global(stack: list[Any]) -> None:
     name, module = stack.pop(), stack.pop()
+    if not (isinstance(name, str) and isinstance(module, str)):
+        raise UnreadableError("a pickle imports what is no name", "unsafe")
     stack.append(Name(module, name))
 
 

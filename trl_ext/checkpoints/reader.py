@@ -9,11 +9,12 @@ from typing import Any
 from trl_ext.checkpoints.distributed import METADATA, read_distributed
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder, inside
+from trl_ext.checkpoints.imports import is_of_tensors
 from trl_ext.checkpoints.packed import with_forms
 from trl_ext.checkpoints.pickled import MOST, Name, read_pickle
 from trl_ext.checkpoints.safetensors_file import read_safetensors
 from trl_ext.checkpoints.stored import StoredTensor
-from trl_ext.checkpoints.torch_file import is_of_torch, read_torch_file
+from trl_ext.checkpoints.torch_file import read_torch_file
 
 _INDEX = re.compile(r".+\.(safetensors|bin)\.index\.json")
 _TRAINER_STATE = re.compile(
@@ -165,7 +166,7 @@ def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
         into += [tensor for tensor in tensors if tensor not in of_optimizer]
         checkpoint.optimizer += of_optimizer
         checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
-    foreign = [one for one in dict.fromkeys(imports) if not is_of_torch(one)]
+    foreign = [one for one in dict.fromkeys(imports) if not is_of_tensors(one)]
     if foreign:
         checkpoint.imports[name] = foreign
     return "torch.distributed.checkpoint"
@@ -203,8 +204,7 @@ def _read_trainer_state(checkpoint: Checkpoint, name: str) -> None:
         else:
             imports = read_torch_file(checkpoint.folder, name).imports
     except UnreadableError as error:
-        if error.kind != "format":
-            checkpoint.cannot_read(name, error)
+        checkpoint.cannot_read(name, error)
         return
     if imports:
         checkpoint.imports[name] = list(dict.fromkeys(imports))

@@ -16,6 +16,7 @@ import torch
 
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder
+from trl_ext.checkpoints.imports import is_of_tensors
 from trl_ext.checkpoints.pickled import Name, Record, key_of, read_next_pickle, read_pickle
 from trl_ext.checkpoints.stored import DTYPES, NAMES, Piece, StoredTensor
 
@@ -26,6 +27,7 @@ _STORAGES = {
 }  # fmt: skip
 _LEGACY = (0x1950A86A20F9469CFC6C, 1001)  # the first two numbers of a file of torch before 1.6
 _DEEPEST = 64
+_MOST_VALUES = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,33 @@ def read_torch_file(folder: CheckpointFolder, name: str, start: int = 0, size: i
             raise UnreadableError(f"'{name}' is cut off or no file of torch.save", "format")
         names: list[Name] = []
         content = read_pickle(pickle, f"'{name}'", names)
-    foreign = [found for found in dict.fromkeys(names) if not is_of_torch(found)]
+        foreign, tensors, left_out = _content(content, names, name, storages)
+    return TorchFile(tensors, foreign, left_out)
+
+
+def _content(
+    content: Any, names: list[Name], name: str, storages: dict[str, _Storage]
+) -> tuple[list[Name], list[StoredTensor], list[str]]:
+    try:
+        return _found(content, names, name, storages)
+    except UnreadableError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        raise UnreadableError(f"'{name}' is damaged: {type(error).__name__} in its tensors", "format") from error
+
+
+def _found(
+    content: Any, names: list[Name], name: str, storages: dict[str, _Storage]
+) -> tuple[list[Name], list[StoredTensor], list[str]]:
+    foreign = [found for found in dict.fromkeys(names) if not is_of_tensors(found)]
     tensors, left_out = [], []
-    for path, record in _tensors(content, "", 0):
+    for path, record in _tensors(content, "", 0, _Budget(name)):
         found = _stored(path, record, name, storages)
         if found is None:
             left_out.append(path)
         else:
             tensors.append(found)
-    return TorchFile(tensors, foreign, left_out)
+    return foreign, tensors, left_out
 
 
 class _Window:
@@ -127,6 +147,8 @@ def _zip(window: _Window, name: str, start: int) -> tuple[bytes, dict[str, _Stor
                     raise UnreadableError(f"'{name}' holds '{entry.filename}', which leads out of it", "unsafe")
                 if entry.compress_type != zipfile.ZIP_STORED:
                     raise UnreadableError(f"'{name}' is compressed, as torch.save never does", "format")
+            if len({entry.filename.lower() for entry in entries}) < len(entries):
+                raise UnreadableError(f"'{name}' holds one name twice, of which torch may read the other", "unsafe")
             pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise UnreadableError(f"'{name}' is a zip, but none of torch.save", "format")
@@ -162,7 +184,7 @@ def _legacy(window: _Window, name: str, start: int) -> tuple[bytes, dict[str, _S
     content = read_next_pickle(window, what)
     end = window.tell()
     keys = read_next_pickle(window, what)
-    widths = {key: _width(dtype) for key, dtype in _storages_in(content, 0)}
+    widths = {key: _width(dtype) for key, dtype in _storages_in(content, 0, _Budget(name))}
     storages = {}
     for key in keys:
         length = window.read(8)
@@ -179,7 +201,8 @@ def _width(dtype: str) -> int:
     return DTYPES.get(dtype, torch.uint8).itemsize
 
 
-def _storages_in(value: Any, depth: int) -> Iterator[tuple[str, str]]:
+def _storages_in(value: Any, depth: int, budget: "_Budget") -> Iterator[tuple[str, str]]:
+    budget.spend()
     if depth > _DEEPEST:
         return
     storage = _storage_of(value)
@@ -194,7 +217,7 @@ def _storages_in(value: Any, depth: int) -> Iterator[tuple[str, str]]:
     elif isinstance(value, Record):
         parts = [value.arguments, value.items, value.state]
     for part in parts:
-        yield from _storages_in(part, depth + 1)
+        yield from _storages_in(part, depth + 1, budget)
 
 
 def _storage_of(value: Any) -> tuple[str, str] | None:
@@ -208,23 +231,36 @@ def _storage_of(value: Any) -> tuple[str, str] | None:
     return str(persistent[2]), _STORAGES.get(kind, "")
 
 
-def _tensors(value: Any, path: str, depth: int) -> Iterator[tuple[str, Record]]:
+class _Budget:
+    """Of what is looked at: a list that holds itself twice has no end."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._left = name, _MOST_VALUES
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise UnreadableError(f"'{self._name}' holds more than {_MOST_VALUES:,} values", "unsafe")
+
+
+def _tensors(value: Any, path: str, depth: int, budget: _Budget) -> Iterator[tuple[str, Record]]:
     """The records of tensors with the way to them."""
+    budget.spend()
     if depth > _DEEPEST:
         return
     if isinstance(value, dict | list | tuple):
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _tensors(one, f"{path}.{key_of(key)}" if path else str(key_of(key)), depth + 1)
+            yield from _tensors(one, f"{path}.{key_of(key)}" if path else str(key_of(key)), depth + 1, budget)
     elif isinstance(value, Record):
         made_by = str(value.made_by)
         if made_by in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3"):
             yield path, value
         elif made_by.startswith("torch._utils._rebuild_parameter"):
-            yield from _tensors(value.arguments[0] if path else value.arguments[:1], path, depth + 1)
+            yield from _tensors(value.arguments[0] if path else value.arguments[:1], path, depth + 1, budget)
         else:  # an OrderedDict, a DTensor, an object of somebody's own
-            yield from _tensors(list(value.arguments), path, depth + 1) if value.arguments else ()
-            yield from _tensors(value.items, path, depth + 1)
-            yield from _tensors(value.state, path, depth + 1)
+            yield from _tensors(list(value.arguments), path, depth + 1, budget) if value.arguments else ()
+            yield from _tensors(value.items, path, depth + 1, budget)
+            yield from _tensors(value.state, path, depth + 1, budget)
 
 
 def _stored(path: str, record: Record, file: str, storages: dict[str, _Storage]) -> StoredTensor | None:
@@ -240,6 +276,8 @@ def _stored(path: str, record: Record, file: str, storages: dict[str, _Storage])
     width = _width(dtype)
     shape, stride = tuple(map(int, shape)), tuple(map(int, stride))
     elements = prod(shape)
+    if int(offset) < 0 or min((*shape, *stride), default=0) < 0 or len(shape) != len(stride):
+        raise UnreadableError(f"'{file}' places '{path}' outside of its bytes", "unsafe")
     place = Piece(file, storages[key].offset + int(offset) * width, elements * width)
     if place.offset + place.size > storages[key].offset + storages[key].size:
         raise UnreadableError(f"'{file}' has fewer bytes than '{path}' needs", "truncated")
@@ -261,22 +299,3 @@ def _is_permuted(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected *= length
     return True
-
-
-def is_of_torch(name: Name) -> bool:
-    """Of what every file of tensors imports."""
-    if name.module == "torch":
-        return (
-            isinstance(getattr(torch, name.name, None), torch.dtype)
-            or name.name.endswith("Storage")
-            or str(name) in _KNOWN
-        )
-    # a name with dots reaches whatever the module imports
-    return str(name) in _KNOWN or (name.module in _KNOWN_MODULES and "." not in name.name)
-
-
-_KNOWN = {
-    "torch.Size", "torch.device", "torch.Tensor", "torch.serialization._get_layout", "torch.storage.UntypedStorage",
-    "collections.OrderedDict", "builtins.set", "_codecs.encode",
-}  # fmt: skip
-_KNOWN_MODULES = {"torch._utils", "torch._tensor", "torch.distributed.tensor", "torch.distributed.checkpoint.metadata"}

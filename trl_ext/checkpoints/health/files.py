@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from trl_ext.checkpoints.distributed import METADATA
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, number
+from trl_ext.checkpoints.imports import danger
 from trl_ext.checkpoints.reader import is_trainer_state
 from trl_ext.monitor.alerts import Severity
 
@@ -180,29 +181,17 @@ def unfinished_save(case: Case) -> Iterator[HealthFinding]:
 def imports_of_pickles(case: Case) -> Iterator[HealthFinding]:
     """What `torch.load(weights_only=False)` would import, and could run."""
     for file, names in case.checkpoint.imports.items():
-        runs = [name for name in names if _runs_code(str(name))]
-        if not runs and (is_trainer_state(file) or file.endswith(METADATA)):
-            continue  # these hold objects of their own classes
-        names = [*runs, *(name for name in names if name not in runs)]
-        what = listed([str(name) for name in names], 5)
+        of_a_trainer = is_trainer_state(file) or file.endswith(METADATA)
+        judged = [(severity, str(name)) for name in names if (severity := danger(name, of_a_trainer)) is not None]
+        if not judged:
+            continue
+        judged.sort(key=lambda pair: -pair[0].rank)
+        what = listed([name for _, name in judged], 5)
         yield HealthFinding(
-            "pickle_imports", Severity.CRITICAL if runs else Severity.WARNING,
-            f"loading '{file}' with pickle would import {what[:300]}",
+            "pickle_imports", judged[0][0], f"loading '{file}' with pickle would import {what[:300]}",
             "Load it with weights_only=True, and not at all if you do not know why it needs these.",
-            numbers={"file": file, "imports": [str(name) for name in names[:20]]},
+            numbers={"file": file, "imports": [name for _, name in judged[:20]]},
         )  # fmt: skip
-
-
-_RUN = {"os", "posix", "nt", "subprocess", "builtins", "sys", "importlib", "runpy", "shutil", "socket", "pty", "code",
-        "webbrowser", "ctypes", "operator", "pickle", "_pickle", "pip", "commands", "codecs"}  # fmt: skip
-_HARMLESS = {"dict", "list", "tuple", "set", "int", "float", "bytearray", "slice"}  # of builtins
-
-
-def _runs_code(name: str) -> bool:
-    *modules, attribute = name.split(".")
-    if modules == ["builtins"] and attribute in _HARMLESS:
-        return False
-    return bool(_RUN & set(modules)) or name in ("torch.load", "torch.jit.load") or name.startswith("torch.hub.")
 
 
 def views_left_out(case: Case) -> Iterator[HealthFinding]:

@@ -12,12 +12,15 @@ from trl_ext.monitor.alerts import Severity
 _DEAD = 0.5  # share of rows or columns
 _OUTLIER = 100.0  # times the median root mean square of its kind
 _FP16_LARGEST = 65504.0
+_BUFFER = re.compile(r"mask|running_(mean|var)|inv_freq")
 _MAY_BE_ZERO = re.compile(r"bias|_integer$|position|token_type")  # from the start on
 _PEFT = ("LoRA A", "LoRA B", "adapter")  # judged in adapter.py
 
 
 def nonfinite_weights(case: Case) -> Iterator[HealthFinding]:
-    bad = [one for one in case.measured.tensors.values() if one.nan or one.infinite]
+    # a mask may hold infinity, and the lowest number there is
+    bad = [one for one in case.measured.tensors.values()
+           if one.nan or (one.infinite and not _BUFFER.search(one.tensor.name))]  # fmt: skip
     if not bad:
         return
     worst = max(bad, key=lambda one: (one.nan + one.infinite) / max(one.tensor.elements, 1))
@@ -80,7 +83,7 @@ def dead_units(case: Case) -> Iterator[HealthFinding]:
 
 def large_weights(case: Case) -> Iterator[HealthFinding]:
     """Numbers at the end of what a dtype holds, or far from those of the same kind in other layers."""
-    held = [one for one in case.measured.tensors.values() if _is_float(one)]
+    held = [one for one in case.measured.tensors.values() if _is_float(one) and not _BUFFER.search(one.tensor.name)]
     over = [one for one in held if one.abs_max >= _FP16_LARGEST]
     if over:
         worst = max(over, key=lambda one: one.abs_max)
