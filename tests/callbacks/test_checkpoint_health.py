@@ -316,6 +316,23 @@ def test_links_are_complete_or_not_there(tmp_path):
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["checkpoint-3"]
 
 
+def test_a_second_run_into_the_same_folder_does_not_change_what_was_kept(tmp_path):
+    checkpoint = tmp_path / "checkpoint-3"
+    checkpoint.mkdir()
+    large, small = checkpoint / "optimizer.pt", checkpoint / "trainer_state.json"
+    large.write_bytes(b"first" * 400_000)
+    small.write_bytes(b"first")
+    last = LastHealthy(tmp_path / "kept")
+    kept = last.keep(last.take(checkpoint))
+    assert (kept / "optimizer.pt").stat().st_nlink == 2
+    LastHealthy(tmp_path / "kept")  # of the second run
+    for path in (large, small):
+        with open(path, "r+b") as file:  # as torch.save and json.dump write: into the file that is there
+            file.write(b"SECOND")
+    assert (kept / "optimizer.pt").read_bytes().startswith(b"first")
+    assert (kept / "trainer_state.json").read_bytes() == b"first"
+
+
 def test_copies_where_there_are_no_links(tmp_path, monkeypatch):
     def refused(*args, **kwargs):
         raise OSError(1, "Operation not permitted")

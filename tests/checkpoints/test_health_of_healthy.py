@@ -31,6 +31,9 @@ ADAPTERS = {
     "embedding": LoraConfig(r=4, target_modules=["embed_tokens", "q_proj"]),
     "more targets than there are": LoraConfig(r=4, target_modules=["q_proj", "c_attn"]),
     "a pattern": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], rank_pattern={r"layers\.[01]\..*v_proj": 2}),
+    "a module left out": LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], exclude_modules=["layers.0.self_attn.v_proj"]
+    ),
     "LoRA bias": LoraConfig(r=4, target_modules=["q_proj"], lora_bias=True),
     "bias": LoraConfig(r=4, target_modules=["q_proj"], bias="lora_only"),
     "IA3": IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
@@ -52,6 +55,18 @@ def assert_healthy(folder, reference=None):
 def test_a_model_of_transformers(name, tmp_path):
     AutoModelForCausalLM.from_config(MODELS[name]).save_pretrained(tmp_path)
     assert_healthy(tmp_path)
+
+
+def test_models_whose_layers_are_not_all_alike(tmp_path):
+    sizes = {"d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 100}
+    t5 = transformers.T5Config(**sizes, num_layers=4, num_decoder_layers=3)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained(tmp_path / "t5")
+    bert = transformers.ModernBertConfig(**{**SMALL, "num_hidden_layers": 4}, cls_token_id=1, sep_token_id=2)
+    transformers.ModernBertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
+    swin = transformers.SwinConfig(embed_dim=16, depths=[1, 2, 3, 1], num_heads=[1, 2, 2, 4], image_size=64)
+    transformers.SwinModel(swin).save_pretrained(tmp_path / "swin")
+    for name in ("t5", "bert", "swin"):
+        assert_healthy(tmp_path / name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -119,6 +134,13 @@ def test_a_file_of_torch_save(tmp_path):
     torch.save(policy().state_dict(), tmp_path / "pytorch_model.bin")
     policy().config.save_pretrained(tmp_path)
     assert_healthy(tmp_path)
+
+
+def test_numbers_whose_squares_no_float_holds(tmp_path):
+    save_file({"w": torch.randn(50, 50, dtype=torch.float64) * 1e-200}, tmp_path / "x.safetensors")
+    assert_healthy(tmp_path)
+    save_file({"w": torch.randn(50, 50, dtype=torch.float64) * 1e200}, tmp_path / "x.safetensors")
+    assert judge(tmp_path).status == "damaged"
 
 
 def test_buffers_that_hold_infinity_or_large_numbers(tmp_path):

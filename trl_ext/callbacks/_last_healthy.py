@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 
 _WAITING = ".waiting"
+_SMALL = 1 << 20  # bytes
 
 
 class LastHealthy:
     """One `checkpoint-N` in a folder, and those that are not judged yet in a hidden one beside it.
 
     A second name for every file of a checkpoint: hard links take no time, and no space until the first name is gone.
-    Where the file system has none, files are copied.
+    Where the file system has none, and for small files, copies.
 
     Args:
         folder: made with the first checkpoint.
@@ -21,6 +22,16 @@ class LastHealthy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.rmtree(folder / _WAITING, ignore_errors=True)  # of a run that was killed
+        with contextlib.suppress(OSError):
+            self._unshare()
+
+    def _unshare(self) -> None:
+        """Makes what an earlier run kept independent of its checkpoints, into whose files this run may write anew."""
+        for path in self.folder.rglob("*"):
+            if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
+                temporary = path.with_name(f".{path.name}.tmp")
+                shutil.copy2(path, temporary)
+                os.replace(temporary, path)
 
     def take(self, checkpoint: Path) -> Path | None:
         """Where it can be judged, and is safe; `None` where it was deleted meanwhile.
@@ -62,6 +73,9 @@ class LastHealthy:
 
 
 def _link(source: str, target: str) -> None:
+    if os.path.getsize(source) <= _SMALL:
+        shutil.copy2(source, target)  # written in place by a later run without this callback, it would change here
+        return
     try:
         os.link(source, target, follow_symlinks=False)
     except FileNotFoundError:

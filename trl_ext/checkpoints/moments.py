@@ -94,7 +94,7 @@ class Moments:
             self.zeros + other.zeros,
             count,
             self.mean + between * share,
-            self.squares + other.squares + between**2 * share * self.finite,
+            self.squares + other.squares + between * between * share * self.finite,
             max(self.abs_max, other.abs_max),
             min(self.lowest, other.lowest),
             max(self.highest, other.highest),
@@ -232,7 +232,7 @@ def statistics_of(tensor: StoredTensor, whole: Moments | None) -> TensorStatisti
     if whole.finite:
         found.mean, found.abs_max = whole.mean, whole.abs_max
         found.std = (whole.squares / whole.finite) ** 0.5
-        found.norm = (whole.finite * (found.std**2 + found.mean**2)) ** 0.5
+        found.norm = math.sqrt(whole.finite) * math.hypot(found.std, found.mean)
         found.constant = whole.finite == tensor.elements > 1 and whole.lowest == whole.highest
     if tensor.rows_and_columns is not None:
         rows, width = tensor.rows_and_columns

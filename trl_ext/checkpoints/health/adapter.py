@@ -196,7 +196,7 @@ def base_model(case: Case) -> Iterator[HealthFinding]:
         return
     path = Path(os.path.expanduser(base))
     is_path = base.startswith(("/", "./", "../", "~")) or base.count("/") > 1 or "\\" in base
-    if is_path and not (path.exists() or (case.checkpoint.path / path).exists()):
+    if is_path and not (_exists(path) or _exists(case.checkpoint.path / path)):
         sure = path.is_absolute()
         yield HealthFinding(
             "base_model_missing", Severity.ERROR if sure else Severity.WARNING,
@@ -204,6 +204,13 @@ def base_model(case: Case) -> Iterator[HealthFinding]:
             "The adapter cannot be loaded without: put the base back, or write its place or hub id into "
             "base_model_name_or_path of adapter_config.json.", numbers={"base_model_name_or_path": base},
         )  # fmt: skip
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that is too long, or none
+        return False
 
 
 def strength(case: Case) -> Iterator[HealthFinding]:

@@ -275,32 +275,42 @@ def layers(case: Case) -> Iterator[HealthFinding]:
 
 def layer_tensors(case: Case) -> Iterator[HealthFinding]:
     """A layer that has less than most others and nothing else instead; of an adapter, a layer left out."""
-    members: dict[int, set[str]] = {}
+    chosen = ("exclude_modules", "layers_to_transform")
+    if any(case.adapter.get(name) for name in chosen) or isinstance(case.adapter.get("target_modules"), str):
+        return  # an adapter of some layers
+    shards = {shard for weight_map in case.checkpoint.indices.values() for shard in weight_map.values()}
+    if case.checkpoint.problems or case.measured.alone or not shards <= case.checkpoint.files.keys():
+        return  # said already
+    towers: dict[str, dict[int, set[str]]] = {}  # an encoder and a decoder, say, have layers of their own
     for tensor in case.checkpoint.tensors:
         name = weight_name(tensor.name)
         layer = layer_of(name)
         if layer is not None and tensor.form is None:
-            members.setdefault(layer, set()).add(name.replace(f".{layer}.", ".*.", 1))
+            tower, _, rest = name.partition(f".{layer}.")
+            towers.setdefault(tower, {}).setdefault(layer, set()).add(rest)
+    for tower, members in towers.items():
+        yield from _uneven_layers(case, tower, members)
+
+
+def _uneven_layers(case: Case, tower: str, members: dict[int, set[str]]) -> Iterator[HealthFinding]:
     if len(members) < 3:
         return
-    shards = {shard for weight_map in case.checkpoint.indices.values() for shard in weight_map.values()}
-    if case.checkpoint.problems or case.measured.alone or not shards <= case.checkpoint.files.keys():
-        return  # said already
     (usual, times), *_ = Counter(map(frozenset, members.values())).most_common(1)
-    less = {layer: usual - names for layer, names in members.items() if names < usual}
-    gaps = [] if not case.is_adapter or case.adapter.get("layers_to_transform") is not None else [
-        layer for layer in range(min(members), min(max(members), 100_000)) if layer not in members
-    ]  # fmt: skip
+    # the first and the last layer of many a model lack a norm or a projection
+    ends = () if case.is_adapter else (min(members), max(members))
+    less = {layer: usual - names for layer, names in members.items() if names < usual and layer not in ends}
     few = max(1, len(members) // 10)
     if times >= len(members) / 2 and 0 < len(less) <= few:
         layer, lost = min(less.items())
-        name = min(lost).replace(".*.", f".{layer}.", 1)
+        name = f"{tower}.{layer}.{min(lost)}"
         yield HealthFinding(
             "tensors_lost", Severity.ERROR,
             f"layer {layer} lacks {counted(sorted(lost))} that {times} of {len(members)} layers have, such as '{name}'",
             "Part of the model was not saved, and is initialized at random on loading: save again.", name,
             numbers={"layers": sorted(less)[:20]},
         )  # fmt: skip
+    within = range(min(members), min(max(members), 100_000))
+    gaps = [layer for layer in within if layer not in members] if case.is_adapter else []
     if 0 < len(gaps) <= few:
         yield HealthFinding(
             "tensors_lost", Severity.WARNING,
