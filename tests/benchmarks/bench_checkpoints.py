@@ -68,19 +68,17 @@ def report(name: str, pairs: list[tuple[float, float]]) -> None:
 
 
 def peak_memory(folder: Path, reference: Path | None) -> int:
-    """Bytes by which judging raises the peak of a process."""
-
-    def run(what: str) -> int:
-        code = (
-            "import resource, sys; from trl_ext.checkpoints.health.judging import judge\n"
-            f"{what}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-        )
-        return (
-            int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout) << 10
-        )
-
+    """Bytes by which judging raises the memory of a process of its own above what its imports hold."""
     second = f", {str(reference)!r}" if reference else ""
-    return run(f"judge({str(folder)!r}{second})") - run("pass")
+    code = (
+        "from trl_ext.checkpoints.health.judging import judge\n"
+        "def of(name): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith(name)) << 10\n"
+        "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak so far, which importing torch made
+        "before = of('VmRSS')\n"
+        f"judge({str(folder)!r}{second})\n"
+        "print(of('VmHWM') - before)"
+    )
+    return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
