@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trl_ext.callbacks._alert_log import log_alert
+from trl_ext.callbacks._alert_log import log_alert, write_alert
 from trl_ext.callbacks._last_healthy import LastHealthy
 from trl_ext.callbacks._watched_rule import WatchedRule
 from trl_ext.checkpoints.errors import UnreadableError
@@ -138,7 +138,7 @@ class CheckpointJudge:
         if safe is None and not path.is_dir():
             logger.info("%s was deleted while it was judged.", path.name)
             return
-        point = self._trend.add(step, health, keep_health=False)
+        point = self._trend.add(step, health)
         findings = [*health.findings, *self._trend.findings()]
         self._tell(step, path, health, findings)
         self._write(step, path, health, point, findings)
@@ -185,8 +185,7 @@ class CheckpointJudge:
                 self._say(alert)
 
     def _say(self, alert: Alert) -> None:
-        event = "recovered" if alert.closed is not None else "opened" if alert.step == alert.opened else "raised"
-        self._alert_file.append(to_strict_json({"session": self._session, "event": event, **alert.to_dict()}))
+        write_alert(self._alert_file, self._session, alert)
         log_alert(logger, alert)
         if self._on_alert is None:
             return

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.integrations import TensorBoardCallback, WandbCallback
 
+from trl_ext.callbacks._alert_log import write_alert
 from trl_ext.callbacks._monitored import MonitoredTraining
 from trl_ext.callbacks._watched_rule import WatchedRule
 from trl_ext.monitor.alert_book import AlertBook
@@ -72,8 +73,7 @@ class RewardFiles:
         self._session = self._alerts.session if session is None else session
 
     def alert(self, alert: Alert) -> None:
-        event = "recovered" if alert.closed is not None else "opened" if alert.step == alert.opened else "raised"
-        self._alerts.append(to_strict_json({"session": self._session, "event": event, **alert.to_dict()}))
+        write_alert(self._alerts, self._session, alert)
 
     def report(self, report: ReliabilityReport) -> None:
         replace_json(self.folder / REPORT_FILE, report.to_dict(), self._warn)

@@ -40,6 +40,19 @@ class Drift:
     moved: bool
     compared: int = 0
 
+    @classmethod
+    def of(
+        cls, own: float, reference: float, difference: float, sign_flips: float, moved: bool, compared: int
+    ) -> "Drift":
+        """
+        Args:
+            own, reference, difference: sums of squares.
+        """
+        relative = (difference / reference) ** 0.5 if reference else math.inf if difference else 0.0
+        return cls(
+            difference**0.5, reference**0.5, relative, cosine(own, reference, difference), sign_flips, moved, compared
+        )
+
 
 class DriftSums(NamedTuple):
     """Of a part of a tensor; of two parts `joined`. Sums of squares of the tensor, its reference and the difference."""
@@ -58,16 +71,8 @@ class DriftSums(NamedTuple):
         )  # fmt: skip
 
     def drift(self) -> Drift:
-        difference, reference = self.difference**0.5, self.reference**0.5
-        return Drift(
-            difference,
-            reference,
-            difference / reference if reference else math.inf if difference else 0.0,
-            cosine(self.own, self.reference, self.difference),
-            self.flips / self.compared if self.compared else 0.0,
-            self.moved,
-            self.compared,
-        )
+        flips = self.flips / self.compared if self.compared else 0.0
+        return Drift.of(self.own, self.reference, self.difference, flips, self.moved, self.compared)
 
 
 def cosine(own: float, reference: float, difference: float) -> float:
@@ -125,7 +130,7 @@ def _fast(block: Block, other: Block) -> Compared | None:
     moved = not (np.array_equal(own, before) and _same(block))
     if not moved:
         moments = moments_of(block)
-        squares = moments.squares + moments.mean**2 * moments.finite
+        squares = moments.sum_of_squares
         if moments.finite < len(block.values):
             return None
         return Compared(moments, DriftSums(squares, squares, 0.0, len(own), flips, False))
@@ -137,7 +142,7 @@ def _fast(block: Block, other: Block) -> Compared | None:
     if found is None:
         return None
     found.samples = samples
-    squares = found.squares + found.mean**2 * found.finite
+    squares = found.sum_of_squares
     reference, difference = (
         float(torch.stack(references).double().sum()),
         float(torch.stack(differences).double().sum()),

@@ -13,6 +13,10 @@ class UnreadableError(UserError):
     """
 
     def __init__(self, message: str, kind: str) -> None:
-        # names of files and tensors come from others: no line, no colour, no cursor of their own
-        super().__init__("".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in message))
+        super().__init__(printable(message))
         self.kind = kind
+
+
+def printable(message: str) -> str:
+    """Names of files and tensors come from others: no line, no colour, no cursor of their own in a message."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in message)

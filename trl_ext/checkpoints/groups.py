@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_ext.checkpoints.drift import Drift, cosine
+from trl_ext.checkpoints.drift import Drift
 from trl_ext.checkpoints.measuring import Measured
 from trl_ext.checkpoints.moments import TensorStatistics
 from trl_ext.checkpoints.naming import GROUPS, group_of, layer_of
@@ -107,29 +107,30 @@ def _joined(name: str, ones: Sequence[TensorStatistics], measured: Measured) -> 
 def joined_drift(compared: Sequence[tuple[Drift, TensorStatistics]]) -> Drift:
     """Of several tensors, as if they were one."""
     drifts = [drift for drift, _ in compared]
-    difference = math.hypot(*(one.difference for one in drifts))
-    reference = math.hypot(*(one.reference for one in drifts))
     own = math.hypot(*(one.norm for _, one in compared if one.finite))
-    return Drift(
-        difference,
-        reference,
-        difference / reference if reference else math.inf if difference else 0.0,
-        cosine(own**2, reference**2, difference**2),
-        float(np.average([one.sign_flips for one in drifts], weights=[max(one.finite, 1) for _, one in compared])),
-        any(one.moved for one in drifts),
+    reference = math.hypot(*(one.reference for one in drifts))
+    difference = math.hypot(*(one.difference for one in drifts))
+    flips = np.average([one.sign_flips for one in drifts], weights=[max(one.finite, 1) for _, one in compared])
+    return Drift.of(
+        own * own, reference * reference, difference * difference, float(flips), any(one.moved for one in drifts),
         sum(one.compared for one in drifts),
-    )
+    )  # fmt: skip
+
+
+def samples_of(ones: Sequence[TensorStatistics]) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of tensors, and for how many elements of its tensor each number stands."""
+    sampled = [(one, one.sample.numpy()) for one in ones if one.sample is not None and len(one.sample)]
+    if not sampled:
+        return np.empty(0), np.empty(0)
+    weights = np.repeat([one.finite / len(sample) for one, sample in sampled], [len(sample) for _, sample in sampled])
+    return np.concatenate([sample for _, sample in sampled]).astype(float), weights
 
 
 def weighted_quantiles(ones: Sequence[TensorStatistics], at: Sequence[float]) -> list[float]:
     """Each sample stands for all elements of its tensor."""
-    samples = [one.sample.numpy() for one in ones if one.sample is not None and len(one.sample)]
-    kept = [one for one in ones if one.sample is not None and len(one.sample)]
-    if not samples:
+    values, weights = samples_of(ones)
+    if not len(values):
         return [math.nan] * len(at)
-    values = np.concatenate(samples)
-    weights = np.repeat([one.finite / len(sample) for one, sample in zip(kept, samples, strict=True)],
-                        [len(sample) for sample in samples])  # fmt: skip
     order = np.argsort(values)
     cumulated = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    return np.interp(at, cumulated, values[order].astype(float)).tolist()
+    return np.interp(at, cumulated, values[order]).tolist()

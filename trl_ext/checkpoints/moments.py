@@ -83,6 +83,11 @@ class Moments:
     zeros_of_rows: np.ndarray | None = None
     zeros_of_columns: np.ndarray | None = None
 
+    @property
+    def sum_of_squares(self) -> float:
+        """Of the elements themselves."""
+        return self.squares + self.mean**2 * self.finite
+
     def joined(self, other: "Moments") -> "Moments":
         """Chan, Golub and LeVeque's update, https://doi.org/10.1080/00031305.1983.10483115."""
         count = self.finite + other.finite

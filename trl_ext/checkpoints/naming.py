@@ -1,6 +1,7 @@
-"""What the name of a tensor says: which weight of which layer it is."""
+"""What the name of a tensor says, which weight of which layer it is; and that of a checkpoint's folder."""
 
 import re
+from pathlib import Path
 
 # What is put in front: by PEFT, DataParallel, TRL's wrapper of policy and value model, FSDP, DeepSpeed, and by
 # Accelerate, whose distributed checkpoints hold {"model": state_dict}
@@ -8,6 +9,7 @@ _WRAPPERS = re.compile(
     r"^(base_model\.model\.|module\.|policy\.|pretrained_model\.|_fsdp_wrapped_module\.|_orig_mod\."
     r"|(zero_pp_rank_\d+_)?mp_rank_\d+\.|model\.(?=(model|transformer|gpt_neox|base_model|lm_head|score)\.))+"
 )
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\.")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block)\.(\d+)\.")
 # The first that fits, in the words that Transformers, PEFT and TRL use
@@ -25,6 +27,12 @@ _GROUPS = (
 # In the order in which people read them
 GROUPS = ("embedding", "attention", "MLP", "norm", "head", "value head", "LoRA A", "LoRA B", "adapter", "other")
 _COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _GROUPS)
+
+
+def step_of(folder: Path) -> int | None:
+    """N of a folder `checkpoint-N`; `None` for one of another name."""
+    found = _CHECKPOINT.fullmatch(folder.name)
+    return int(found[1]) if found else None
 
 
 def weight_name(name: str) -> str:

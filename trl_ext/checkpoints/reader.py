@@ -162,9 +162,9 @@ def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
     except UnreadableError as error:
         checkpoint.cannot_read(name, error)
     else:
-        of_optimizer = [tensor for tensor in tensors if tensor.name.startswith(("optimizer.", "optim."))]
-        into += [tensor for tensor in tensors if tensor not in of_optimizer]
-        checkpoint.optimizer += of_optimizer
+        for tensor in tensors:
+            of_optimizer = tensor.name.startswith(("optimizer.", "optim."))
+            (checkpoint.optimizer if of_optimizer else into).append(tensor)
         checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
     foreign = [one for one in dict.fromkeys(imports) if not is_of_tensors(one)]
     if foreign:

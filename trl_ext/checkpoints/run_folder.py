@@ -9,6 +9,7 @@ from typing import Any
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.health.finding import HealthFinding
 from trl_ext.checkpoints.health.judging import CheckpointHealth, judge, score_of, status_of
+from trl_ext.checkpoints.naming import step_of
 from trl_ext.checkpoints.reader import Checkpoint
 from trl_ext.checkpoints.trend import Trend, checkpoints_of
 from trl_ext.monitor.alerts import Severity
@@ -81,7 +82,7 @@ def judge_run(
             run.unreadable[path.name] = str(error)
             continue
         run.checkpoints.append(health)
-        run.trend.add(int(path.name.rpartition("-")[2]), health)
+        run.trend.add(step_of(path) or 0, health)
         for finding in run.trend.findings():
             seen[finding.rule, finding.message.split(" (")[0]] = finding
         if heard is not None:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,10 @@ import numpy as np
 from trl_ext.checkpoints.drift import Drift
 from trl_ext.checkpoints.health.finding import HealthFinding
 from trl_ext.checkpoints.health.judging import CheckpointHealth
+from trl_ext.checkpoints.naming import step_of
 from trl_ext.checkpoints.sketch import Sketch, drift_by_layer, estimated_drift
 from trl_ext.monitor.alerts import Severity
 
-_NAME = re.compile(r"checkpoint-(\d{1,15})")
 _LEAST = 3  # checkpoints on either side of a change
 _TIMES = 3.0  # by which the pace must differ
 _SURE = 4.0  # standard errors
@@ -26,8 +25,8 @@ _BURST = 10.0  # times the usual pace
 
 def checkpoints_of(folder: str | os.PathLike[str]) -> list[Path]:
     """The folders `checkpoint-N` in it, by N; links are not followed."""
-    found = [(int(match[1]), entry) for entry in Path(folder).iterdir()
-             if (match := _NAME.fullmatch(entry.name)) and entry.is_dir() and not entry.is_symlink()]  # fmt: skip
+    found = [(step, entry) for entry in Path(folder).iterdir()
+             if (step := step_of(entry)) is not None and entry.is_dir() and not entry.is_symlink()]  # fmt: skip
     return [path for _, path in sorted(found)]
 
 
@@ -42,7 +41,7 @@ class Point:
     """
 
     step: int
-    health: CheckpointHealth | None
+    score: float
     previous: Drift | None = None
     first: Drift | None = None
     layers: dict[str, Drift] = field(default_factory=dict)
@@ -59,20 +58,19 @@ class Trend:
         self._still_since: int | None = None
         self._adapter = False
 
-    def add(self, step: int, health: CheckpointHealth, keep_health: bool = True) -> Point:
+    def add(self, step: int, health: CheckpointHealth) -> Point:
         """One more checkpoint."""
         sketch = Sketch.of(health.measured)
         # what begins at zero moves by any number of times its norm
         self._adapter = bool(health.measured.lora) or "adapter_config.json" in health.checkpoint.files
-        kept = health if keep_health else None
         if self._latest is None or self._first is None:
             self._first = sketch
-            point = Point(step, kept)
+            point = Point(step, health.score)
         else:
             before, latest = self._latest
             previous = estimated_drift(sketch, latest)
             pace = previous.relative / max(step - before, 1) if previous is not None else None
-            point = Point(step, kept, previous, estimated_drift(sketch, self._first),
+            point = Point(step, health.score, previous, estimated_drift(sketch, self._first),
                           drift_by_layer(sketch, latest), pace)  # fmt: skip
             if previous is not None and previous.moved:
                 self._still_since = None
@@ -95,7 +93,7 @@ class Trend:
                 "all parameters are frozen, or the optimizer holds another model's.",
                 numbers={"since": self._still_since, "step": latest.step},
             )  # fmt: skip
-        elif latest.layers and latest.previous is not None and len(self.points) > 1:
+        elif latest.layers:
             still = [name for name, drift in latest.layers.items() if not drift.moved]
             if still and len(still) < len(latest.layers):
                 yield HealthFinding(
@@ -139,7 +137,7 @@ class Trend:
         rows = [
             {
                 "step": point.step,
-                "score": point.health.score if point.health else None,
+                "score": point.score,
                 "drift_previous": point.previous.relative if point.previous else None,
                 "drift_first": point.first.relative if point.first else None,
                 "cosine_first": point.first.cosine if point.first else None,

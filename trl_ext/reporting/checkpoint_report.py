@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from trl_ext.checkpoints.groups import GroupStatistics, members_of
+from trl_ext.checkpoints.groups import GroupStatistics, members_of, samples_of
 from trl_ext.checkpoints.health.finding import HealthFinding
 from trl_ext.checkpoints.health.judging import CheckpointHealth
 from trl_ext.checkpoints.run_folder import RunHealth
 from trl_ext.errors import UserError
-from trl_ext.reporting.checkpoint_table import number_text, share_text, size_text
+from trl_ext.reporting.checkpoint_table import drift_cells, number_text, run_rows, share_text, size_text
 from trl_ext.reporting.plot import BLUE, GREEN, GREY, ORANGE, SEVERITY_COLORS
 
 MARKDOWN_FILE, PICTURE_FILE = "checkpoint.md", "checkpoint.png"
@@ -66,16 +66,9 @@ def _of_checkpoint(health: CheckpointHealth) -> list[str]:
 
 
 def _of_run(run: RunHealth) -> list[str]:
-    rows = []
-    for health, point in zip(run.checkpoints, run.trend.points, strict=False):
-        rows.append([
-            health.checkpoint.path.name, f"{health.score:.2f}", health.status, number_text(health.whole.norm),
-            "" if point.previous is None else number_text(point.previous.relative),
-            "" if point.first is None else number_text(point.first.relative),
-            ", ".join(dict.fromkeys(finding.rule for finding in health.findings if finding.severity > "info")),
-        ])  # fmt: skip
-    titles = ["checkpoint", "score", "status", "norm", "drift from previous", "from first", "findings"]
-    lines = [f"# {_escaped(run.path.resolve().name)}: {len(run.checkpoints)} checkpoints", "", *_table(titles, rows),
+    rows = run_rows(run)
+    table = _table(list(rows[0]), [list(row.values()) for row in rows]) if rows else []
+    lines = [f"# {_escaped(run.path.resolve().name)}: {len(run.checkpoints)} checkpoints", "", *table,
              f"![trend]({PICTURE_FILE})", "", *_findings(run.findings)]  # fmt: skip
     for health in run.checkpoints:
         if health.severity is not None and health.severity > "info":
@@ -105,9 +98,7 @@ def _groups(groups: Sequence[GroupStatistics]) -> list[str]:
             *(number_text(value) for value in (group.mean, group.std, group.abs_max, group.norm)),
         ]  # fmt: skip
         if drifts:
-            drift = group.drift
-            cells += (["", "", ""] if drift is None else
-                      [number_text(drift.relative), f"{drift.cosine:.6f}", f"{drift.sign_flips:.2%}"])  # fmt: skip
+            cells += drift_cells(group.drift)
         rows.append(cells)
     return _table(titles, rows)
 
@@ -162,16 +153,12 @@ def _draw_checkpoint(figure: Any, health: CheckpointHealth) -> None:
 
 def _histogram(axes: Any, health: CheckpointHealth, group: GroupStatistics) -> None:
     """Of the samples, each of which stands for all elements of its tensor; the ends hold what lies beyond."""
-    values, weights = [], []
-    for one in members_of(health.measured, group.name):
-        if one.sample is not None and len(one.sample):
-            values.append(one.sample.numpy().astype(float))
-            weights.append(np.full(len(one.sample), one.finite / len(one.sample)))
+    values, weights = samples_of(members_of(health.measured, group.name))
     low, high = group.quantiles[0], group.quantiles[-1]
     width = max(high - low, 0.01 * max(abs(low), abs(high)), 1e-9)
     edges = np.linspace(low - width, high + width, _BINS)
-    all_values = np.clip(np.concatenate(values), edges[0], edges[-1])
-    axes.hist(all_values, bins=edges, weights=np.concatenate(weights) / group.elements, color=BLUE, linewidth=0)
+    all_values = np.clip(values, edges[0], edges[-1])
+    axes.hist(all_values, bins=edges, weights=weights / group.elements, color=BLUE, linewidth=0)
     axes.set_yscale("log")
     axes.minorticks_off()
     if edges[0] < 0 < edges[-1]:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trl_ext.checkpoints.drift import Drift
 from trl_ext.checkpoints.groups import GroupStatistics
 from trl_ext.checkpoints.health.finding import HealthFinding
 from trl_ext.checkpoints.health.judging import CheckpointHealth
@@ -103,33 +103,46 @@ def groups_table(groups: Sequence[GroupStatistics], narrow: bool = False) -> Tab
             number_text(group.std), number_text(group.abs_max), number_text(group.norm),
         ]  # fmt: skip
         if drifts:
-            drift = group.drift
-            cells += (["", "", ""] if drift is None else
-                      [number_text(drift.relative), f"{drift.cosine:.6f}", f"{drift.sign_flips:.2%}"])  # fmt: skip
+            cells += drift_cells(group.drift)
         style = "red" if group.nan or group.infinite else ""
         cells = [cell for name, cell in zip(names, cells, strict=True) if name not in hidden]
         table.add_row(group.name, *cells, style=style, end_section=group is groups[-2] if len(groups) > 1 else False)
     return table
 
 
+def run_rows(run: RunHealth) -> list[dict[str, str]]:
+    """A row for each checkpoint, by the titles of the columns."""
+    rows = []
+    for health, point in zip(run.checkpoints, run.trend.points, strict=False):
+        rules = dict.fromkeys(finding.rule for finding in health.findings if finding.severity > Severity.INFO)
+        rows.append({
+            "checkpoint": health.checkpoint.path.name, "score": f"{health.score:.2f}", "status": health.status,
+            "norm": number_text(health.whole.norm),
+            "drift from previous": "" if point.previous is None else number_text(point.previous.relative),
+            "from first": "" if point.first is None else number_text(point.first.relative),
+            "findings": ", ".join(rules),
+        })  # fmt: skip
+    return rows
+
+
+def drift_cells(drift: Drift | None) -> list[str]:
+    """Drift, cosine, sign flips."""
+    if drift is None:
+        return ["", "", ""]
+    return [number_text(drift.relative), f"{drift.cosine:.6f}", f"{drift.sign_flips:.2%}"]
+
+
 def _run_table(run: RunHealth, width: int) -> Table:
     """On a narrow terminal without the columns that say least."""
-    names = ["checkpoint", "score", "status", "norm", "drift from previous", "from first", "findings"]
-    shown = [name for name in names if width >= 90 or name not in ("norm", "from first", "findings")]
+    rows = run_rows(run)
+    shown = [name for name in rows[0] if width >= 90 or name not in ("norm", "from first", "findings")] if rows else []
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in shown:
         is_text = name in ("checkpoint", "status", "findings")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "findings")
-    for health, point in zip(run.checkpoints, run.trend.points, strict=False):
-        rules = dict.fromkeys(finding.rule for finding in health.findings if finding.severity > Severity.INFO)
-        cells: dict[str, Any] = {
-            "checkpoint": Text(health.checkpoint.path.name), "score": f"{health.score:.2f}",
-            "status": Text(health.status, style=STATUS_STYLES[health.status]), "norm": number_text(health.whole.norm),
-            "drift from previous": "" if point.previous is None else number_text(point.previous.relative),
-            "from first": "" if point.first is None else number_text(point.first.relative),
-            "findings": ", ".join(rules),
-        }  # fmt: skip
-        table.add_row(*(cells[name] for name in shown))
+    for row in rows:
+        styles = {"status": STATUS_STYLES[row["status"]]}
+        table.add_row(*(Text(row[name], style=styles.get(name, "")) for name in shown))
     return table
 
 

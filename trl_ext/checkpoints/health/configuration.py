@@ -322,7 +322,7 @@ def _uneven_layers(case: Case, tower: str, members: dict[int, set[str]]) -> Iter
 def embedding_missing(case: Case) -> Iterator[HealthFinding]:
     if case.is_adapter or not case.architecture.endswith("ForCausalLM") or not case.checkpoint.tensors:
         return
-    if any(index for index in case.checkpoint.indices) and case.checkpoint.problems:
+    if case.checkpoint.indices and case.checkpoint.problems:
         return  # said of the shard
     names = [tensor.name for tensor in case.checkpoint.tensors]
     in_layers = any(layer_of(name) is not None for name in names)

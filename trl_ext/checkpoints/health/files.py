@@ -22,7 +22,6 @@ _KINDS = {
     "unsafe": ("file_unsafe", Severity.CRITICAL, "Do not load it. Ask whoever made it for safetensors."),
     "format": ("file_unreadable", Severity.ERROR, "Save as safetensors (the default of save_pretrained)."),
 }  # fmt: skip
-_NOT_WEIGHTS = (".json",)
 _TEMPORARY = re.compile(r".*\.(tmp|part|incomplete|lock)|tmp.*|\..*\.swp")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 
@@ -30,9 +29,7 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 def unreadable_files(case: Case) -> Iterator[HealthFinding]:
     for problem in case.checkpoint.problems:
         rule, severity, advice = _KINDS[problem.kind]
-        if PurePosixPath(problem.file).suffix in _NOT_WEIGHTS and severity > "error" and problem.kind != "unsafe":
-            severity = Severity.ERROR
-        if is_trainer_state(problem.file) and severity > "error" and problem.kind != "unsafe":
+        if problem.kind != "unsafe" and (problem.file.endswith(".json") or is_trainer_state(problem.file)):
             severity = Severity.ERROR  # the weights are none the worse
         yield HealthFinding(rule, severity, problem.message, advice, numbers={"file": problem.file})
 
@@ -63,10 +60,10 @@ def no_weights(case: Case) -> Iterator[HealthFinding]:
 def index_disagrees(case: Case) -> Iterator[HealthFinding]:
     """The index names a shard that is not there, or the shards hold other tensors than it says."""
     checkpoint = case.checkpoint
-    where = {piece.file: set() for tensor in checkpoint.tensors for piece in tensor.pieces}  # type: dict[str, set[str]]
+    where: dict[str, set[str]] = {}
     for tensor in checkpoint.tensors:
         for piece in tensor.pieces:
-            where[piece.file].add(tensor.name)
+            where.setdefault(piece.file, set()).add(tensor.name)
     unreadable = {problem.file for problem in checkpoint.problems}
     for index, weight_map in checkpoint.indices.items():
         suffix = ".safetensors" if ".safetensors." in index else ".bin"

@@ -1,17 +1,17 @@
 """What is said of a checkpoint, and what a rule is told."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from trl_ext.checkpoints.errors import printable
 from trl_ext.checkpoints.measuring import Measured
+from trl_ext.checkpoints.naming import step_of
 from trl_ext.checkpoints.reader import Checkpoint
 from trl_ext.monitor.alerts import Severity
 
 _NAMED = 20  # tensors listed in the numbers of a finding
-_STEP = re.compile(r"checkpoint-(\d{1,15})")
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class HealthFinding:
     numbers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Names of files and tensors come from others: no line, no colour, no cursor of their own in the message."""
-        shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in self.message)
-        object.__setattr__(self, "message", shown)
+        object.__setattr__(self, "message", printable(self.message))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -83,8 +81,7 @@ class Case:
     def step(self) -> int | None:
         """Of training, where the folder tells."""
         step = whole_number(self.document("trainer_state.json").get("global_step"))
-        named = _STEP.fullmatch(self.checkpoint.path.resolve().name)
-        return step if step is not None else int(named[1]) if named else None
+        return step if step is not None else step_of(self.checkpoint.path.resolve())
 
     @cached_property
     def is_checkpoint(self) -> bool:

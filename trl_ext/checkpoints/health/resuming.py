@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, listed, whole_number
+from trl_ext.checkpoints.naming import step_of
 from trl_ext.monitor.alerts import Severity
 
 _PARTS = {
@@ -40,11 +41,11 @@ def cannot_resume(case: Case) -> Iterator[HealthFinding]:
 
 def step_disagrees(case: Case) -> Iterator[HealthFinding]:
     said = whole_number(case.document("trainer_state.json").get("global_step"))
-    named = re.fullmatch(r"checkpoint-(\d{1,15})", case.checkpoint.path.resolve().name)
-    if said is not None and named and int(named[1]) != said:
+    folder = case.checkpoint.path.resolve()
+    if said is not None and step_of(folder) not in (None, said):
         yield HealthFinding(
             "step_disagrees", Severity.WARNING,
-            f"the folder is {named[0]}, trainer_state.json is of step {said:,}",
+            f"the folder is {folder.name}, trainer_state.json is of step {said:,}",
             "Files of two saves lie in one folder: do not resume from here.", numbers={"step": said},
         )  # fmt: skip
 
