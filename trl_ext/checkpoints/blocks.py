@@ -4,12 +4,13 @@ Files are read and not mapped into memory: a mapped file that another process cu
 its pages count as memory of the process.
 """
 
+import mmap
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -18,7 +19,9 @@ from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder
 from trl_ext.checkpoints.stored import Piece, StoredTensor
 
-_BLOCK = 8 << 20  # bytes: handing work to a thread costs some 50 microseconds
+_BLOCK = 8 << 20  # bytes: coming back to Python after each costs some 50 microseconds
+_JOB = 16 << 20  # bytes that a thread is handed at once, which costs more than that
+_LARGE_PAGE = 2 << 20  # bytes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -50,8 +53,8 @@ class Block:
     other: "Block | None" = None
     read: Callable[[], None]
 
-    def __init__(self, dtype: torch.dtype, elements: int) -> None:
-        self.buffer = memoryview(bytearray(elements * dtype.itemsize))
+    def __init__(self, memory: memoryview, dtype: torch.dtype, elements: int) -> None:
+        self.buffer = memory[: elements * dtype.itemsize]
         self.values = torch.frombuffer(self.buffer, dtype=dtype)
         self.integers = self.values.view(_INTEGERS[dtype.itemsize])
         self.array = self.integers.numpy()
@@ -61,23 +64,31 @@ class Block:
         return torch.view_as_real(self.values).flatten() if self.values.is_complex() else self.values
 
 
-class _Blocks(threading.local):
-    """Of this thread, by use, dtype and elements: new memory for every block would cost more than what is computed in
-    it. The last blocks of tensors, which have any length, are not kept."""
+class _Memory(threading.local):
+    """Of this thread: new memory for every block would cost more than what is computed in it."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, torch.dtype, int], Block] = {}
+        self._of: dict[str, memoryview] = {}
 
-    def get(self, use: str, dtype: torch.dtype, elements: int) -> Block:
-        found = self._kept.get((use, dtype, elements))
-        if found is None:
-            found = Block(dtype, elements)
-            if elements * dtype.itemsize == _BLOCK:
-                self._kept[use, dtype, elements] = found
-        return found
+    def block(self, use: str, dtype: torch.dtype, elements: int) -> Block:
+        """In the memory for this use, whose last block must not be needed any more."""
+        if use not in self._of:
+            self._of[use] = _in_large_pages(_BLOCK)
+        return Block(self._of[use], dtype, elements)
 
 
-_OWN = _Blocks()
+def _in_large_pages(size: int) -> memoryview:
+    """Measured: a tenth less time for copying into it and computing with it."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return memoryview(bytearray(size))
+    memory = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _LARGE_PAGE
+    return memoryview(memory)[start : start + size]
+
+
+_MEMORY = _Memory()
 
 
 Work = Callable[[Block], Result]
@@ -102,6 +113,12 @@ class Done(NamedTuple, Generic[Result]):
     result: Result | None
     error: UnreadableError | None
 
+    def joined(self, other: "Done[Result]") -> "Done[Result]":
+        result = other.result if self.result is None else self.result
+        if self.result is not None and other.result is not None:
+            result = self.result.joined(other.result)
+        return Done(self.tensor, result, self.error or other.error)
+
 
 def map_blocks(
     folder: CheckpointFolder,
@@ -120,7 +137,7 @@ def map_blocks(
     """
     others = others or {}
     files = _Files(folder)
-    waiting: deque[tuple[StoredTensor, Future | None]] = deque()  # `None` after the last of a tensor
+    waiting: deque[Future[list[Done[Result]]]] = deque()
     with ExitStack() as stack:
         # The calling thread, too, computes on one core meanwhile: torch's own threads wait for it by spinning
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -128,57 +145,94 @@ def map_blocks(
         pool = stack.enter_context(ThreadPoolExecutor(workers, "checkpoint", torch.set_num_threads, (1,)))
         stack.callback(files.close)
         stack.callback(lambda: pool.shutdown(cancel_futures=True))  # where nobody reads to the end
-        gathered = _Gathered()
-        for tensor in tensors:
-            other = others.get(tensor.name)
-            for start, piece in _pieces_of(tensor, other):
-                waiting.append((tensor, pool.submit(_one, files, work, tensor, other, start, piece)))
-            waiting.append((tensor, None))
-            while len(waiting) > 4 * workers:
-                yield from gathered.take(*waiting.popleft())
+        started: Done[Result] | None = None  # a tensor of which the last job has done a part
+        for job in _jobs(tensors, others):
+            waiting.append(pool.submit(_several, files, work, job))
+            if len(waiting) > 2 * workers:
+                *done, started = _continued(started, waiting.popleft().result())
+                yield from done
         while waiting:
-            yield from gathered.take(*waiting.popleft())
+            *done, started = _continued(started, waiting.popleft().result())
+            yield from done
+        if started is not None:
+            yield started
 
 
-class _Gathered:
-    """What has come of the tensor that is being read."""
-
-    def __init__(self) -> None:
-        self._result: Any = None
-        self._error: UnreadableError | None = None
-
-    def take(self, tensor: StoredTensor, future: Future | None) -> Iterator[Done]:
-        if future is None:
-            yield Done(tensor, self._result, self._error)
-            self._result = self._error = None
-            return
-        try:
-            result = future.result()
-        except UnreadableError as failure:
-            self._error = self._error or failure
-        else:
-            self._result = result if self._result is None else self._result.joined(result)
+def _continued(started: Done[Result] | None, done: list[Done[Result]]) -> list[Done[Result]]:
+    if started is None:
+        return done
+    if started.tensor is done[0].tensor:
+        return [started.joined(done[0]), *done[1:]]
+    return [started, *done]
 
 
-def _pieces_of(tensor: StoredTensor, other: Other | None) -> Iterator[tuple[int, Piece]]:
-    """The first element of each block, and where it lies."""
+class _Part(NamedTuple):
+    """A block to be read.
+
+    Attributes:
+        start: index of its first element.
+        piece: where it lies; `None` of a tensor without elements.
+    """
+
+    tensor: StoredTensor
+    other: Other | None
+    start: int
+    piece: Piece | None
+
+
+def _jobs(tensors: Iterable[StoredTensor], others: Mapping[str, Other]) -> Iterator[list[_Part]]:
+    """What a thread is handed at once: some megabytes of one tensor, or of several."""
+    job: list[_Part] = []
+    size = 0
+    for tensor in tensors:
+        for part in _parts_of(tensor, others.get(tensor.name)):
+            job.append(part)
+            size += part.piece.size if part.piece else 0
+            if size >= _JOB or len(job) >= _JOB // _BLOCK * 8:
+                yield job
+                job, size = [], 0
+    if job:
+        yield job
+
+
+def _parts_of(tensor: StoredTensor, other: Other | None) -> Iterator[_Part]:
+    if not any(piece.size for piece in tensor.pieces):
+        yield _Part(tensor, other, 0, None)
     width = tensor.read_as.itemsize
     most = _BLOCK if other is None else _BLOCK * width // max(width, other.tensor.read_as.itemsize)
     start = 0
     for piece in tensor.pieces:
         for at in range(0, piece.size, most):
             size = min(most, piece.size - at)
-            yield start, Piece(piece.file, piece.offset + at, size)
+            yield _Part(tensor, other, start, Piece(piece.file, piece.offset + at, size))
             start += size // width
+
+
+def _several(files: "_Files", work: Work[Result], job: list[_Part]) -> list[Done[Result]]:
+    """Of each tensor what has come of its blocks."""
+    found: list[Done[Result]] = []
+    for tensor, other, start, piece in job:
+        result, error = None, None
+        if piece is not None:
+            try:
+                result = _one(files, work, tensor, other, start, piece)
+            except UnreadableError as failure:
+                error = failure
+        done = Done(tensor, result, error)
+        if found and found[-1].tensor is tensor:
+            found[-1] = found[-1].joined(done)
+        else:
+            found.append(done)
+    return found
 
 
 def _one(
     files: "_Files", work: Work[Result], tensor: StoredTensor, other: Other | None, start: int, piece: Piece
 ) -> Result:
     elements = piece.size // tensor.read_as.itemsize
-    block = _OWN.get("own", tensor.read_as, elements)
+    block = _MEMORY.block("own", tensor.read_as, elements)
     block.tensor, block.start = tensor, start
-    block.other = None if other is None else _OWN.get("other", other.tensor.read_as, elements)
+    block.other = None if other is None else _MEMORY.block("other", other.tensor.read_as, elements)
 
     def read() -> None:
         read_into(block.buffer, files.open(None, piece.file), piece.offset, piece.file)

@@ -135,18 +135,15 @@ def _fast(block: Block, other: Block) -> Compared | None:
             return None
         return Compared(moments, DriftSums(squares, squares, 0.0, len(own), flips, False))
     samples = sample_of(block)
-    firsts, seconds, ends, references, differences = kernels.compared_moments(
+    sums, ends, between = kernels.compared_moments(
         block.values, other.values, block.integers, MAGNITUDE[block.values.dtype], _PARTS.own, _PARTS.other
     )
-    found = fast_moments(block, firsts, seconds, ends, kernels.COMPARED_PART, are_sums=True)
+    found = fast_moments(block, sums, ends, kernels.COMPARED_PART, are_sums=True)
     if found is None:
         return None
     found.samples = samples
     squares = found.sum_of_squares
-    reference, difference = (
-        float(torch.stack(references).double().sum()),
-        float(torch.stack(differences).double().sum()),
-    )
+    reference, difference = between.sum(dim=1).tolist()
     if not squares / _ALIKE**2 < reference < squares * _ALIKE**2:
         return None  # the cosine would be lost
     if not (_TINY * squares < reference < math.inf and _TINY * squares < difference < math.inf):

@@ -119,11 +119,11 @@ def joined_drift(compared: Sequence[tuple[Drift, TensorStatistics]]) -> Drift:
 
 def samples_of(ones: Sequence[TensorStatistics]) -> tuple[np.ndarray, np.ndarray]:
     """The samples of tensors, and for how many elements of its tensor each number stands."""
-    sampled = [(one, one.sample.numpy()) for one in ones if one.sample is not None and len(one.sample)]
+    sampled = [one for one in ones if len(one.sample)]
     if not sampled:
         return np.empty(0), np.empty(0)
-    weights = np.repeat([one.finite / len(sample) for one, sample in sampled], [len(sample) for _, sample in sampled])
-    return np.concatenate([sample for _, sample in sampled]).astype(float), weights
+    weights = np.repeat([one.finite / len(one.sample) for one in sampled], [len(one.sample) for one in sampled])
+    return np.concatenate([one.sample for one in sampled]), weights
 
 
 def weighted_quantiles(ones: Sequence[TensorStatistics], at: Sequence[float]) -> list[float]:

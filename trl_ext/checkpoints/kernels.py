@@ -14,13 +14,19 @@ PART = 1 << 19  # elements of one tensor
 COMPARED_PART = 1 << 17  # of two, and of both as float32
 
 
-def _moments(values: Tensor, integers: Tensor, mask: int, part: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+def channels(size: int) -> int:
+    """That a part of so many elements is seen as, each of which fits the processor's nearest cache."""
+    return 64 if size % 64 == 0 else 1
+
+
+def _moments(values: Tensor, integers: Tensor, mask: int, part: int) -> tuple[Tensor, Tensor]:
     """Of bfloat16, float16 or float32, shape `(elements,)`; `integers` are their bits, of which `mask` takes the
     magnitude, and are overwritten with it.
 
     Returns:
-        Of each part the means and variances of its channels (of float32: the sum and the sum of squares), and the
-        smallest and largest magnitude as integers.
+        The means and variances of the channels of all parts (of float32: the sum and the sum of squares of each part),
+        float64 of shape `(2, channels)`. The smallest and largest magnitude of each part, one after the other, as
+        integers.
     """
     firsts: list[Tensor] = []
     seconds: list[Tensor] = []
@@ -34,22 +40,22 @@ def _moments(values: Tensor, integers: Tensor, mask: int, part: int) -> tuple[li
         else:
             # The statistics of batch normalization: mean and variance in two passes that convert in registers, where
             # converting to float32 first takes twice the time. Running statistics are asked for and never looked at
-            channels = 64 if size % 64 == 0 else 1
-            unused = torch.zeros([channels])
-            mean, variance = torch.batch_norm_update_stats(numbers.view([1, channels, -1]), unused, unused, 0.0)
+            parts = channels(size)
+            unused = torch.zeros([parts])
+            mean, variance = torch.batch_norm_update_stats(numbers.view([1, parts, -1]), unused, unused, 0.0)
             firsts.append(mean)
             seconds.append(variance)
         low, high = torch.aminmax(integers.narrow(0, start, size).bitwise_and_(mask))
         ends.append(low)
         ends.append(high)
-    return firsts, seconds, ends
+    return torch.stack([torch.cat(firsts), torch.cat(seconds)]).double(), torch.stack(ends)
 
 
 def _compared_moments(
     values: Tensor, other: Tensor, integers: Tensor, mask: int, own_part: Tensor, other_part: Tensor
-) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same, of float32 copies in `own_part` and `other_part`, with the sums of squares of `other` and of the
-    difference."""
+    difference in each part, float64 of shape `(2, parts)`."""
     firsts: list[Tensor] = []
     seconds: list[Tensor] = []
     ends: list[Tensor] = []
@@ -70,7 +76,8 @@ def _compared_moments(
         low, high = torch.aminmax(integers.narrow(0, start, size).bitwise_and_(mask))
         ends.append(low)
         ends.append(high)
-    return firsts, seconds, ends, references, differences
+    sums = torch.stack([torch.cat(firsts), torch.cat(seconds)]).double()
+    return sums, torch.stack(ends), torch.stack([torch.stack(references), torch.stack(differences)]).double()
 
 
 def _compiled(function):

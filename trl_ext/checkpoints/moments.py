@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class TensorStatistics:
         constant: whether all elements are equal (of two or more).
         dead_rows, dead_columns: all of whose elements are 0; `None` where the tensor has fewer than two dimensions or
             is not stored in order. A row is one index of the first dimension.
-        sample: finite elements at even distances, for quantiles; shape `(about 4096 at most,)`.
+        bits: of elements at even distances, as integers; about 4096 at most in all.
     """
 
     tensor: StoredTensor
@@ -49,13 +49,20 @@ class TensorStatistics:
     constant: bool = False
     dead_rows: int | None = None
     dead_columns: int | None = None
-    sample: torch.Tensor | None = None
+    bits: tuple[np.ndarray, ...] = ()
+
+    @cached_property
+    def sample(self) -> np.ndarray:
+        """The finite ones of these elements, as float64; of complex numbers the real part."""
+        if not self.bits:
+            return np.empty(0)
+        sample = torch.from_numpy(np.concatenate(self.bits)).view(self.tensor.read_as)
+        sample = (sample.real if sample.is_complex() else sample).double().numpy()
+        return sample[np.isfinite(sample)]
 
     def quantiles(self, at: Sequence[float]) -> list[float]:
         """Estimated from the sample."""
-        if self.sample is None or not len(self.sample):
-            return [math.nan] * len(at)
-        return torch.quantile(self.sample.double(), torch.tensor(at, dtype=torch.float64)).tolist()
+        return np.quantile(self.sample, at).tolist() if len(self.sample) else [math.nan] * len(at)
 
 
 @dataclass
@@ -117,10 +124,8 @@ def moments_of(block: Block) -> Moments:
     """Of one block, which is overwritten."""
     if block.values.dtype in MAGNITUDE:
         samples = sample_of(block)
-        firsts, seconds, ends = kernels.moments(
-            block.values, block.integers, MAGNITUDE[block.values.dtype], kernels.PART
-        )
-        found = fast_moments(block, firsts, seconds, ends, kernels.PART, block.values.dtype is torch.float32)
+        sums, ends = kernels.moments(block.values, block.integers, MAGNITUDE[block.values.dtype], kernels.PART)
+        found = fast_moments(block, sums, ends, kernels.PART, block.values.dtype is torch.float32)
         if found is not None:
             found.samples = samples
             return found
@@ -129,34 +134,31 @@ def moments_of(block: Block) -> Moments:
 
 
 def fast_moments(
-    block: Block, firsts: list[torch.Tensor], seconds: list[torch.Tensor], ends: list[torch.Tensor], part: int,
-    are_sums: bool,
-) -> Moments | None:  # fmt: skip
+    block: Block, sums: torch.Tensor, ends: torch.Tensor, part: int, are_sums: bool
+) -> Moments | None:
     """From what `kernels` made of a block in float32, whose bits are those of magnitudes now. `None` where float32 does
     not hold the sums, or something is not finite.
 
     Args:
-        are_sums: whether `firsts` and `seconds` are sums and sums of squares, or means and variances.
+        are_sums: whether `sums` are sums and sums of squares of parts, or means and variances of their channels.
     """
-    channels = [len(first) for first in firsts]
-    counts = [min(part, len(block.values) - start) for start in range(0, len(block.values), part)]
-    of_each = np.repeat(np.array(counts) / channels, channels)  # elements in a channel
-    means, variances = torch.cat(firsts).double().numpy(), torch.cat(seconds).double().numpy()
-    if not (np.isfinite(means).all() and np.isfinite(variances).all()):
-        return None
+    of_each = _elements_of_each(len(block.array), part, are_sums)
+    means, variances = sums.numpy()
     if are_sums:
         means, variances = means / of_each, variances / of_each
         if (np.square(means) > _FAR * variances).any():  # the squares would lose what the deviations are
             return None
         variances = variances - np.square(means)
     squares = variances + np.square(means)
-    if not ((squares > _TINY) & (squares < _HUGE)).all():
+    if not (squares.min() > _TINY and squares.max() < _HUGE):  # nor are they with NaN
         return None
-    found = Moments(finite=len(block.values))
-    magnitudes = torch.stack(ends).view(block.values.dtype).tolist()
-    if min(magnitudes) == 0.0:
-        found = _zeros(block.tensor, block.start, block.array == 0)
-        found.finite = len(block.values)
+    found = Moments()
+    magnitudes = ends.view(block.values.dtype).tolist()
+    for i, lowest in enumerate(magnitudes[::2]):
+        if lowest == 0.0:
+            at = i * part
+            found = found.joined(_zeros(block.tensor, block.start + at, block.array[at : at + part] == 0))
+    found.finite = len(block.array)
     found.mean = float(means @ of_each) / found.finite
     found.squares = float((variances + np.square(means - found.mean)) @ of_each)
     found.abs_max = max(magnitudes)
@@ -166,6 +168,14 @@ def fast_moments(
         if found.squares > 1e-9 * found.mean**2 * found.finite:
             found.lowest = -found.highest
     return found
+
+
+@lru_cache(maxsize=1024)
+def _elements_of_each(elements: int, part: int, are_sums: bool) -> np.ndarray:
+    """How many elements each sum of `kernels` is of."""
+    sizes = [min(part, elements - start) for start in range(0, elements, part)]
+    channels = [1 if are_sums else kernels.channels(size) for size in sizes]
+    return np.repeat(np.divide(sizes, channels), channels)
 
 
 def sample_of(block: Block) -> tuple[np.ndarray, ...]:
@@ -243,10 +253,7 @@ def statistics_of(tensor: StoredTensor, whole: Moments | None) -> TensorStatisti
         rows, width = tensor.rows_and_columns
         found.dead_rows = 0 if whole.zeros_of_rows is None else int((whole.zeros_of_rows == width).sum())
         found.dead_columns = 0 if whole.zeros_of_columns is None else int((whole.zeros_of_columns == rows).sum())
-    if whole.samples:
-        sample = torch.from_numpy(np.concatenate(whole.samples)).view(tensor.read_as)
-        sample = (sample.real if sample.is_complex() else sample).float()
-        found.sample = sample[torch.isfinite(sample)]
+    found.bits = whole.samples
     return found
 
 

@@ -1,6 +1,7 @@
 """What the name of a tensor says, which weight of which layer it is; and that of a checkpoint's folder."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 # What is put in front: by PEFT, DataParallel, TRL's wrapper of policy and value model, FSDP, DeepSpeed, and by
@@ -35,17 +36,20 @@ def step_of(folder: Path) -> int | None:
     return int(found[1]) if found else None
 
 
+@lru_cache(maxsize=1 << 14)
 def weight_name(name: str) -> str:
     """As the model itself calls it, without what PEFT, torch.compile or FSDP put around it."""
     return _INSIDE.sub("", _WRAPPERS.sub("", name))
 
 
+@lru_cache(maxsize=1 << 14)
 def layer_of(name: str) -> int | None:
     """The number of its layer; `None` for what is outside of them."""
     found = _LAYER.search(name)
     return int(found[1]) if found else None
 
 
+@lru_cache(maxsize=1 << 14)
 def group_of(name: str) -> str:
     """`embedding`, `attention`, `MLP`, `norm`, `head`, `value head`, `LoRA A`, `LoRA B`, `adapter` or `other`."""
     return next((group for group, pattern in _COMPILED if pattern.search(name)), "other")

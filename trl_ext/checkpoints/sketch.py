@@ -43,9 +43,8 @@ class Sketch:
     def of(cls, measured: Measured) -> "Sketch":
         found = {}
         for name, one in measured.tensors.items():
-            if one.tensor.form is None and one.sample is not None and len(one.sample):
-                sample = one.sample.numpy()
-                sample = sample[:: -(-len(sample) // _KEPT)].copy()
+            if one.tensor.form is None and len(one.sample):
+                sample = one.sample[:: -(-len(one.sample) // _KEPT)].astype(np.float32)
                 numbers = (one.mean, one.std, one.abs_max, one.norm)
                 found[weight_name(name)] = TensorSketch(one.tensor.elements, numbers, sample)
         return cls(found)
