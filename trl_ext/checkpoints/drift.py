@@ -101,7 +101,7 @@ class _Parts(threading.local):
     """Of this thread: a part of a tensor and of its reference as float32."""
 
     def __init__(self) -> None:
-        self.own, self.other = torch.empty(kernels.COMPARED_PART), torch.empty(kernels.COMPARED_PART)
+        self.own, self.other = torch.empty(kernels.FLOAT32_PART), torch.empty(kernels.FLOAT32_PART)
 
 
 _PARTS = _Parts()
@@ -135,15 +135,16 @@ def _fast(block: Block, other: Block) -> Compared | None:
             return None
         return Compared(moments, DriftSums(squares, squares, 0.0, len(own), flips, False))
     samples = sample_of(block)
-    sums, ends, between = kernels.compared_moments(
-        block.values, other.values, block.integers, MAGNITUDE[block.values.dtype], _PARTS.own, _PARTS.other
-    )
-    found = fast_moments(block, sums, ends, kernels.COMPARED_PART, are_sums=True)
+    sums, ends = kernels.compared_moments(
+        block.values, other.values, block.integers, MAGNITUDE[block.values.dtype], kernels.PART, _PARTS.own,
+        _PARTS.other,
+    )  # fmt: skip
+    found = fast_moments(block, sums[:, :2].T, ends, True, kernels.FLOAT32_PART)
     if found is None:
         return None
     found.samples = samples
     squares = found.sum_of_squares
-    reference, difference = between.sum(dim=1).tolist()
+    reference, difference = sums[:, 2:].sum(dim=0).tolist()
     if not squares / _ALIKE**2 < reference < squares * _ALIKE**2:
         return None  # the cosine would be lost
     if not (_TINY * squares < reference < math.inf and _TINY * squares < difference < math.inf):

@@ -10,8 +10,8 @@ import warnings
 import torch
 from torch import Tensor
 
-PART = 1 << 19  # elements of one tensor
-COMPARED_PART = 1 << 17  # of two, and of both as float32
+PART = 1 << 19  # elements: bfloat16 of one tensor fill half of a core's cache
+FLOAT32_PART = 1 << 17  # of two tensors as float32
 
 
 def channels(size: int) -> int:
@@ -52,32 +52,34 @@ def _moments(values: Tensor, integers: Tensor, mask: int, part: int) -> tuple[Te
 
 
 def _compared_moments(
-    values: Tensor, other: Tensor, integers: Tensor, mask: int, own_part: Tensor, other_part: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, of float32 copies in `own_part` and `other_part`, with the sums of squares of `other` and of the
-    difference in each part, float64 of shape `(2, parts)`."""
-    firsts: list[Tensor] = []
-    seconds: list[Tensor] = []
+    values: Tensor, other: Tensor, integers: Tensor, mask: int, part: int, own_part: Tensor, other_part: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same of two tensors, which become float32 in `own_part` and `other_part`.
+
+    Returns:
+        Of each such part the sum, its sum of squares, those of `other` and of the difference, float64 of shape
+        `(parts, 4)`. Magnitudes as above.
+    """
+    sums: list[Tensor] = []
     ends: list[Tensor] = []
-    references: list[Tensor] = []
-    differences: list[Tensor] = []
-    part = own_part.size(0)
-    for start in range(0, values.size(0), part):
-        size = min(part, values.size(0) - start)
+    float32_part = own_part.size(0)
+    for start in range(0, values.size(0), float32_part):
+        size = min(float32_part, values.size(0) - start)
         own = own_part.narrow(0, 0, size)
         beside = other_part.narrow(0, 0, size)
         own.copy_(values.narrow(0, start, size))
         beside.copy_(other.narrow(0, start, size))
-        firsts.append(own.sum().view([1]))
-        seconds.append(own.dot(own).view([1]))
-        references.append(beside.dot(beside))
+        sums.append(own.sum())
+        sums.append(own.dot(own))
+        sums.append(beside.dot(beside))
         own.sub_(beside)
-        differences.append(own.dot(own))
+        sums.append(own.dot(own))
+    for start in range(0, values.size(0), part):
+        size = min(part, values.size(0) - start)
         low, high = torch.aminmax(integers.narrow(0, start, size).bitwise_and_(mask))
         ends.append(low)
         ends.append(high)
-    sums = torch.stack([torch.cat(firsts), torch.cat(seconds)]).double()
-    return sums, torch.stack(ends), torch.stack([torch.stack(references), torch.stack(differences)]).double()
+    return torch.stack(sums).view([-1, 4]).double(), torch.stack(ends)
 
 
 def _compiled(function):

@@ -125,7 +125,7 @@ def moments_of(block: Block) -> Moments:
     if block.values.dtype in MAGNITUDE:
         samples = sample_of(block)
         sums, ends = kernels.moments(block.values, block.integers, MAGNITUDE[block.values.dtype], kernels.PART)
-        found = fast_moments(block, sums, ends, kernels.PART, block.values.dtype is torch.float32)
+        found = fast_moments(block, sums, ends, block.values.dtype is torch.float32)
         if found is not None:
             found.samples = samples
             return found
@@ -134,13 +134,13 @@ def moments_of(block: Block) -> Moments:
 
 
 def fast_moments(
-    block: Block, sums: torch.Tensor, ends: torch.Tensor, part: int, are_sums: bool
+    block: Block, sums: torch.Tensor, ends: torch.Tensor, are_sums: bool, part: int = kernels.PART
 ) -> Moments | None:
     """From what `kernels` made of a block in float32, whose bits are those of magnitudes now. `None` where float32 does
     not hold the sums, or something is not finite.
 
     Args:
-        are_sums: whether `sums` are sums and sums of squares of parts, or means and variances of their channels.
+        are_sums: whether `sums` are sums and sums of squares of each `part`, or means and variances of its channels.
     """
     of_each = _elements_of_each(len(block.array), part, are_sums)
     means, variances = sums.numpy()
@@ -156,8 +156,8 @@ def fast_moments(
     magnitudes = ends.view(block.values.dtype).tolist()
     for i, lowest in enumerate(magnitudes[::2]):
         if lowest == 0.0:
-            at = i * part
-            found = found.joined(_zeros(block.tensor, block.start + at, block.array[at : at + part] == 0))
+            at = i * kernels.PART
+            found = found.joined(_zeros(block.tensor, block.start + at, block.array[at : at + kernels.PART] == 0))
     found.finite = len(block.array)
     found.mean = float(means @ of_each) / found.finite
     found.squares = float((variances + np.square(means - found.mean)) @ of_each)
