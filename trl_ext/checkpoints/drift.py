@@ -14,7 +14,7 @@ from trl_ext.checkpoints.moments import MAGNITUDE, PART, Moments, fast_moments, 
 
 _ALIKE = 100.0  # times that lengths may differ for a cosine from sums of float32; its square for one from float64
 _TINY = 1e-14  # of the tensor's squares: below, float32 may have lost some
-_SIGNS = 1 << 16  # elements at most whose signs are compared: the share is then right to 0.4% (two standard errors)
+_SIGNS = 1 << 14  # elements at most whose signs are compared: the share is then right to 0.8% (two standard errors)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Drift:
         reference: Frobenius norm of the reference.
         relative: the one by the other; infinite where the reference is 0 and the difference is not.
         cosine: of the angle between the two; NaN where one of them is 0, or 10,000 times as long as the other.
-        sign_flips: share of elements whose sign is the opposite, both being other than 0; of 65,536 elements at even
+        sign_flips: share of elements whose sign is the opposite, both being other than 0; of 16,384 elements at even
             distances where there are more.
         moved: whether any number differs.
         compared: elements whose signs were compared.
