@@ -387,6 +387,12 @@ def optimizer_without_a_step(folder):
     torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")
 
 
+def optimizer_of_nan(folder):
+    of_a_trainer(folder)
+    moments = {"step": torch.tensor(3.0), "exp_avg": torch.full((40, 40), float("nan")), "exp_avg_sq": torch.ones(40)}
+    torch.save({"state": {0: moments}, "param_groups": []}, folder / "optimizer.pt")
+
+
 FAULTS = {
     shard_gone: ("file_missing", "critical"), shard_cut: ("file_truncated", "critical"),
     shard_empty: ("file_empty", "critical"), index_of_another_save: ("index_disagrees", "critical"),
@@ -421,7 +427,7 @@ FAULTS = {
     layers_too_many: ("layers_extra", "error"), config_gone: ("config_missing", "warning"),
     optimizer_gone: ("resume_incomplete", "warning"), trainer_state_gone: ("trainer_state_missing", "error"),
     of_another_step: ("step_disagrees", "warning"), weights_alone: ("resume_weights_only", "info"),
-    optimizer_without_a_step: ("optimizer_empty", "warning"),
+    optimizer_without_a_step: ("optimizer_empty", "warning"), optimizer_of_nan: ("optimizer_nonfinite", "error"),
 }  # fmt: skip
 
 
@@ -457,6 +463,21 @@ def test_the_score_falls_with_the_severity(tmp_path):
     assert (judge(tmp_path / "a").score, judge(tmp_path / "a").status) == (0.4, "damaged")
     edit_weights(tmp_path / "a", lambda tensors: tensors[PROJECTION].fill_(float("nan")))
     assert (judge(tmp_path / "a").score, judge(tmp_path / "a").status) == (0.0, "unusable")
+
+
+def test_a_broken_tokenizer_is_told_once(tmp_path):
+    saved_policy(tmp_path)
+    cut(tmp_path / "tokenizer.json", 100)
+    assert [finding.rule for finding in judge(tmp_path).findings] == ["file_unreadable"]
+
+
+def test_zeros_in_all_layers_alike_may_be_by_design(tmp_path):
+    """Gates and codebooks of some architectures begin so: a warning, and an error where they are most weights."""
+    saved_policy(tmp_path)
+    edit_weights(tmp_path, lambda tensors: [t.zero_() for name, t in tensors.items() if "q_proj.weight" in name])
+    assert rules_of(tmp_path) == {"zero_weights": "warning"}
+    edit_weights(tmp_path, lambda tensors: [tensor.zero_() for tensor in tensors.values()])
+    assert rules_of(tmp_path) == {"zero_weights": "error"}
 
 
 # --- beside a reference

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers
+from accelerate import Accelerator
 from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoraConfig, PromptTuningConfig, VeraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -128,6 +129,16 @@ def test_a_quantised_model(bits, tmp_path):
 def test_a_distributed_checkpoint(tmp_path):
     dcp.save({"model": policy().state_dict()}, checkpoint_id=tmp_path / "pytorch_model_fsdp_0", no_dist=True)
     assert assert_healthy(tmp_path).checkpoint.form == "torch.distributed.checkpoint"
+
+
+def test_what_accelerate_saves_beside_the_weights(tmp_path):
+    """Its random states are a file of torch.save whose name says pickle."""
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(policy())
+    accelerator.save_state(tmp_path)
+    accelerator.free_memory(model)
+    assert (tmp_path / "random_states_0.pkl").read_bytes()[:2] == b"PK"
+    assert [(f.rule, f.severity) for f in judge(tmp_path).findings] == [("config_missing", "warning")]
 
 
 def test_a_file_of_torch_save(tmp_path):

@@ -30,6 +30,31 @@ def test_the_kernels_are_compiled_or_give_the_same_without():
         assert all(torch.equal(a, b) for a, b in zip(compiled, plain, strict=True))
 
 
+def test_transformers_tells_what_a_model_has_and_how_it_is_stored():
+    """`architecture.py` builds the model without memory and asks these."""
+    from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, rename_source_key
+
+    assert list(inspect.signature(rename_source_key).parameters)[:5] == [
+        "source_key", "weight_renamings", "weight_converters", "base_model_prefix", "meta_state_dict",
+    ]  # fmt: skip
+    for attribute in (
+        "_keys_to_ignore_on_load_missing",
+        "_keys_to_ignore_on_load_unexpected",
+        "_keys_to_ignore_on_save",
+    ):
+        assert hasattr(PreTrainedModel, attribute)
+    with torch.device("meta"):
+        config = Qwen2Config(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, tie_word_embeddings=True)
+        model = Qwen2ForCausalLM(config)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert model.all_tied_weights_keys == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert not any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model))
+    known = dict.fromkeys(model.state_dict(), True)
+    assert rename_source_key("embed_tokens.weight", [], [], "model", known)[0] == "model.embed_tokens.weight"
+
+
 def test_the_trainer_calls_on_train_begin_from_where_the_checkpoint_is_a_local():
     """`_frames.resumed_from` reads `resume_from_checkpoint` there."""
     assert "resume_from_checkpoint" in inspect.signature(Trainer.train).parameters

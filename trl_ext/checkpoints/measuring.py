@@ -74,6 +74,8 @@ def _pair(measured: Measured, checkpoint: Checkpoint, reference: Checkpoint) -> 
             others[tensor.name] = Other(reference.folder, other)
         else:
             measured.not_compared.append(tensor.name)
+    compared = {own[weight_name(name)].pieces for name in others}
+    measured.extra = [name for name in measured.extra if own[weight_name(name)].pieces not in compared]  # tied
     measured.missing = [tensor.name for name, tensor in known.items() if name not in own]
     return others
 

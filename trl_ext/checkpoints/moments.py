@@ -56,8 +56,8 @@ class TensorStatistics:
         """The finite ones of these elements, as float64; of complex numbers the real part."""
         if not self.bits:
             return np.empty(0)
-        sample = torch.from_numpy(np.concatenate(self.bits)).view(self.tensor.read_as)
-        sample = (sample.real if sample.is_complex() else sample).double().numpy()
+        stored = torch.from_numpy(np.concatenate(self.bits)).view(self.tensor.read_as)
+        sample = (stored.real if stored.is_complex() else stored).double().numpy()
         return sample[np.isfinite(sample)]
 
     def quantiles(self, at: Sequence[float]) -> list[float]:
@@ -212,7 +212,8 @@ def _exact_moments_of_part(tensor: StoredTensor | None, start: int, part: torch.
         found.abs_max = max(abs(found.lowest), abs(found.highest))
         found.mean = float(numbers.mean())
         numbers -= found.mean
-        found.squares = float(numbers.dot(numbers))
+        with np.errstate(over="ignore"):
+            found.squares = float(numbers.dot(numbers))
     return found
 
 

@@ -109,6 +109,7 @@ def _read_folder(checkpoint: Checkpoint) -> None:
     if "model.safetensors" in safetensors or any(name.startswith("model-") for name in safetensors):
         # Transformers reads these; a second copy of the same weights would only take time
         torch_files = [name for name in torch_files if not name.startswith("pytorch_model")]
+        safetensors = [name for name in safetensors if not name.startswith("consolidated")]  # Mistral's own
     for name in [*safetensors, *torch_files]:
         _read_file(checkpoint, name)
     if safetensors:
@@ -197,11 +198,13 @@ def _read_trainer_state(checkpoint: Checkpoint, name: str) -> None:
         _read_file(checkpoint, name, into=checkpoint.optimizer)
         return
     try:
-        if name.endswith(".pkl"):
-            imports: list[Name] = []
-            with checkpoint.folder.open(name) as file:
+        imports: list[Name] = []
+        with checkpoint.folder.open(name) as file:
+            bare = name.endswith(".pkl") and file.read(4) != b"PK\x03\x04"  # Accelerate's are written by torch.save
+            if bare:
+                file.seek(0)
                 read_pickle(file.read(MOST + 1), f"'{name}'", imports)
-        else:
+        if not bare:
             imports = read_torch_file(checkpoint.folder, name).imports
     except UnreadableError as error:
         checkpoint.cannot_read(name, error)

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,20 +12,28 @@ from tokenizers import Tokenizer
 from trl_ext.checkpoints.blocks import Other, map_blocks
 from trl_ext.checkpoints.drift import compare
 from trl_ext.checkpoints.errors import UnreadableError
-from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, number, whole_number
+from trl_ext.checkpoints.health.finding import (
+    MODEL_FILE,
+    Case,
+    HealthFinding,
+    Rule,
+    counted,
+    listed,
+    number,
+    whole_number,
+)
 from trl_ext.checkpoints.naming import group_of, layer_of, weight_name
 from trl_ext.checkpoints.stored import NAMES
 from trl_ext.monitor.alerts import Severity
 
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
-_HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
-_VALUE_HEAD = re.compile(r"(^|\.)(score|classifier|v_head|value_head|classification_head|reward_head)(\.|$)")
-_MODEL_FILE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")
+EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+VALUE_HEAD = re.compile(r"(^|\.)(score|classifier|v_head|value_head|classification_head|reward_head)(\.|$)")
 _LARGEST_TOKENIZER = 64 << 20  # bytes
 
 
 def config_missing(case: Case) -> Iterator[HealthFinding]:
-    folder_of_model = any(_MODEL_FILE.fullmatch(name) for name in case.checkpoint.files)
+    folder_of_model = any(MODEL_FILE.fullmatch(name) for name in case.checkpoint.files)
     by_trainer = "training_args.bin" in case.checkpoint.files
     one_file = case.checkpoint.form.startswith("one file")
     if case.checkpoint.tensors and folder_of_model and not one_file and "config.json" not in case.checkpoint.files:
@@ -38,13 +47,14 @@ def config_missing(case: Case) -> Iterator[HealthFinding]:
 
 def vocabulary(case: Case) -> Iterator[HealthFinding]:
     """Rows of the embedding beside the configuration and the tokenizer."""
-    found = [(name, shape) for name, shape in case.shapes.items() if _EMBEDDING.search(name) and len(shape) == 2]
+    found = [(name, shape) for name, shape in case.shapes.items() if EMBEDDING.search(name) and len(shape) == 2]
     if not found:
         return
     name, (rows, columns) = found[0]
     said = whole_number(case.text_config.get("vocab_size"))
     # some architectures have a row of their own behind the vocabulary
-    if said is not None and rows not in (said, said + 1):
+    reshaped = None if case.differences is None else case.differences.reshaped
+    if said is not None and rows not in (said, said + 1) and (reshaped is None or name in reshaped):
         yield HealthFinding(
             "vocab_size", Severity.ERROR, f"'{name}' has {rows:,} rows, config.json says vocab_size {said:,}",
             "It will not load: after resize_token_embeddings save model and configuration together.", name,
@@ -52,7 +62,7 @@ def vocabulary(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
     hidden = whole_number(case.text_config.get("hidden_size") or case.text_config.get("n_embd"))
     embedded = whole_number(case.text_config.get("embedding_size") or case.text_config.get("word_embed_proj_dim"))
-    if hidden is not None and columns not in (hidden, embedded):
+    if hidden is not None and columns not in (hidden, embedded) and (reshaped is None or name in reshaped):
         yield HealthFinding(
             "hidden_size", Severity.ERROR, f"'{name}' has {columns:,} columns, config.json says hidden_size {hidden:,}",
             "config.json is of another model: copy the one that was saved with these weights.", name,
@@ -68,6 +78,7 @@ def vocabulary(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
+@lru_cache(maxsize=1)  # of the checkpoint that is being judged: other rules ask for what this one says
 def _tokens(case: Case) -> int | None:
     """One more than the largest id of the tokenizer; `None` where there is none that can be read."""
     folder = case.checkpoint.folder
@@ -195,8 +206,8 @@ def dtype(case: Case) -> Iterator[HealthFinding]:
 def tied_weights(case: Case) -> Iterator[HealthFinding]:
     """The head of a language model beside its embedding."""
     tied = case.text_config.get("tie_word_embeddings")
-    embedding = next((t for t in case.checkpoint.tensors if _EMBEDDING.search(t.name)), None)
-    head = next((t for t in case.checkpoint.tensors if _HEAD.search(t.name)), None)
+    embedding = next((t for t in case.checkpoint.tensors if EMBEDDING.search(t.name)), None)
+    head = next((t for t in case.checkpoint.tensors if HEAD.search(t.name)), None)
     if embedding is None or not case.architecture.endswith("ForCausalLM") or case.is_adapter:
         return
     if head is None and tied is False:
@@ -207,6 +218,8 @@ def tied_weights(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
     if head is None or tied is not True or embedding.form or head.form:
         return
+    if case.differences is not None and head.name not in case.differences.tied:
+        return  # an architecture that does not tie them, whatever config.json says
     if head.shape != embedding.shape:
         different = "their shapes differ"
     else:
@@ -227,9 +240,10 @@ def value_head(case: Case) -> Iterator[HealthFinding]:
     """A classifier, reward or value model needs one; a policy has none."""
     if not case.checkpoint.tensors or case.is_adapter or not case.architecture:
         return
-    heads = [name for name in case.shapes if _VALUE_HEAD.search(name)]
+    heads = [name for name in case.shapes if VALUE_HEAD.search(name)]
     wanted = case.architecture.endswith(("ForSequenceClassification", "ForTokenClassification"))
-    if wanted and not heads:
+    complete = case.differences is not None and not case.differences.missing
+    if wanted and not heads and not complete:
         yield HealthFinding(
             "value_head_missing", Severity.CRITICAL, f"{case.architecture} without a head (score or classifier)",
             "It will be initialized at random, and every reward or value with it: save the whole model.",
@@ -258,13 +272,16 @@ def layers(case: Case) -> Iterator[HealthFinding]:
     if not found or len(found) == 1 < said:
         return
     lost = sorted(set(range(min(said, 100_000))) - found)
+    more = sorted(layer for layer in found if layer is not None and layer >= said)
+    if case.differences is not None:  # what is called a layer may not be counted there
+        lost = sorted(set(lost) & {layer_of(name) for name in case.differences.missing})
+        more = sorted(set(more) & {layer_of(name) for name in case.differences.unexpected})
     if lost:
         yield HealthFinding(
             "layers_missing", Severity.CRITICAL,
             f"{counted(lost, 'layer')} of {said} missing, the first is number {lost[0]}",
             "They will be initialized at random: copy or save all shards.", numbers={"layers": lost[:20]},
         )  # fmt: skip
-    more = sorted(layer for layer in found if layer is not None and layer >= said)
     # heads that predict further tokens are stored as layers behind the last
     if more and not (whole_number(case.text_config.get("num_nextn_predict_layers")) or 0) >= len(more):
         yield HealthFinding(
@@ -274,7 +291,10 @@ def layers(case: Case) -> Iterator[HealthFinding]:
 
 
 def layer_tensors(case: Case) -> Iterator[HealthFinding]:
-    """A layer that has less than most others and nothing else instead; of an adapter, a layer left out."""
+    """A layer that has less than most others and nothing else instead; of an adapter, a layer left out. Where the
+    architecture is known, architecture.py knows better."""
+    if case.differences is not None:
+        return
     chosen = ("exclude_modules", "layers_to_transform")
     if any(case.adapter.get(name) for name in chosen) or isinstance(case.adapter.get("target_modules"), str):
         return  # an adapter of some layers

@@ -1,16 +1,19 @@
 """What is said of a checkpoint, and what a rule is told."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from trl_ext.checkpoints.architecture import Differences, architecture_of
 from trl_ext.checkpoints.errors import printable
 from trl_ext.checkpoints.measuring import Measured
 from trl_ext.checkpoints.naming import step_of
 from trl_ext.checkpoints.reader import Checkpoint
 from trl_ext.monitor.alerts import Severity
 
+MODEL_FILE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)")  # that from_pretrained reads
 _NAMED = 20  # tensors listed in the numbers of a finding
 
 
@@ -97,6 +100,22 @@ class Case:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that are numbers as they are, by name."""
         return {tensor.name: tensor.shape for tensor in self.checkpoint.tensors if tensor.form is None}
+
+    @cached_property
+    def differences(self) -> Differences | None:
+        """From what config.json describes; `None` where that cannot be told, or where files are not as they should be,
+        which is said elsewhere."""
+        stored = [one for one in self.checkpoint.tensors
+                  if any(MODEL_FILE.fullmatch(piece.file) for piece in one.pieces) or not one.pieces]  # fmt: skip
+        shards = {shard for weight_map in self.checkpoint.indices.values() for shard in weight_map.values()}
+        unread = any(MODEL_FILE.fullmatch(problem.file) for problem in self.checkpoint.problems)
+        packed = "quantization_config" in self.config or any(one.form is not None for one in stored)
+        indexed = {name for weight_map in self.checkpoint.indices.values() for name in weight_map}
+        complete = shards <= self.checkpoint.files.keys() and indexed <= {one.name for one in stored}
+        if not stored or packed or unread or self.is_adapter or not complete:
+            return None
+        architecture = architecture_of(self.config)
+        return None if architecture is None else architecture.compared({one.name: one.shape for one in stored})
 
 
 Rule = Callable[[Case], Iterator[HealthFinding]]

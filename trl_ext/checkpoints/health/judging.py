@@ -10,7 +10,7 @@ from typing import Any
 
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.groups import GroupStatistics, by_group, by_layer, whole
-from trl_ext.checkpoints.health import adapter, configuration, files, reference, resuming, weights
+from trl_ext.checkpoints.health import adapter, architecture, configuration, files, reference, resuming, weights
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule
 from trl_ext.checkpoints.measuring import Measured, measure
 from trl_ext.checkpoints.reader import Checkpoint, open_checkpoint
@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 # `files` last: what cannot be read is known when all has been read
 RULES: tuple[Rule, ...] = (
-    *weights.RULES, *adapter.RULES, *configuration.RULES, *resuming.RULES, *reference.RULES, *files.RULES,
+    *weights.RULES, *adapter.RULES, *configuration.RULES, *architecture.RULES, *resuming.RULES, *reference.RULES,
+    *files.RULES,
 )  # fmt: skip
 _COSTS = {Severity.INFO: 0.0, Severity.WARNING: 0.1, Severity.ERROR: 0.5, Severity.CRITICAL: 1.0}
 _STATUS = {None: "healthy", Severity.INFO: "healthy", Severity.WARNING: "suspicious", Severity.ERROR: "damaged",
@@ -104,7 +105,7 @@ class CheckpointHealth:
 
     def _tensor(self, name: str) -> dict[str, Any]:
         one = self.measured.tensors[name]
-        found = {key: value for key, value in vars(one).items() if key not in ("tensor", "sample")}
+        found = {key: value for key, value in vars(one).items() if key not in ("tensor", "bits", "sample")}
         found |= {"shape": list(one.tensor.shape), "dtype": one.tensor.dtype, "form": one.tensor.form}
         if name in self.measured.drifts:
             found["drift"] = vars(self.measured.drifts[name])

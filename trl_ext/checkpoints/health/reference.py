@@ -76,12 +76,13 @@ def other_tensors(case: Case) -> Iterator[HealthFinding]:
             "After resize_token_embeddings this is as it should be.", measured.reshaped[0], named(measured.reshaped),
         )  # fmt: skip
     for rule, names, what in (
-        ("tensor_missing", measured.missing, "of the reference are missing"),
-        ("tensor_extra", measured.extra, "are not in the reference"),
+        ("tensor_missing", measured.missing, "of the reference {} missing"),
+        ("tensor_extra", measured.extra, "{} not in the reference"),
     ):
         if names:
+            are = "is" if len(names) == 1 else "are"
             yield HealthFinding(
-                rule, Severity.WARNING, f"{counted(names)} {what}: {listed(names)}",
+                rule, Severity.WARNING, f"{counted(names)} {what.format(are)}: {listed(names)}",
                 "A head or a tied weight may be saved by one and not by the other; anything else is a loss.", names[0],
                 named(names),
             )  # fmt: skip

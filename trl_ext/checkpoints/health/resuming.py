@@ -2,11 +2,19 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, listed, whole_number
+import torch
+
+from trl_ext.checkpoints.blocks import map_blocks
+from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, whole_number
+from trl_ext.checkpoints.moments import moments_of
 from trl_ext.checkpoints.naming import step_of
+from trl_ext.checkpoints.stored import StoredTensor
 from trl_ext.monitor.alerts import Severity
 
+_STARTS = 64 << 10  # bytes of each state that are looked at
+_MOMENTS = (torch.float32, torch.bfloat16, torch.float16)
 _PARTS = {
     "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt|.*_optim_states\.pt"),
     "scheduler": re.compile(r"scheduler(_\d+)?\.(pt|bin)"),
@@ -62,4 +70,29 @@ def optimizer_state(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (cannot_resume, step_disagrees, optimizer_state)
+def optimizer_finite(case: Case) -> Iterator[HealthFinding]:
+    """The start of each state: what makes one element NaN, a norm that is clipped by, makes all so."""
+    if any(one.nan for one in case.measured.tensors.values()):
+        return  # said of the weights
+    starts = [_start(tensor) for tensor in case.checkpoint.optimizer if tensor.torch_dtype in _MOMENTS]
+    bad = []
+    for done in map_blocks(case.checkpoint.folder, starts, moments_of):
+        if done.error is None and done.result is not None and (done.result.nan or done.result.infinite):
+            bad.append(done.tensor.name)
+    if bad:
+        yield HealthFinding(
+            "optimizer_nonfinite", Severity.ERROR,
+            f"{counted(bad, 'state')} of the optimizer {'holds' if len(bad) == 1 else 'hold'} NaN or infinity: "
+            f"{listed(bad)}",
+            "The first step after resuming makes the weights NaN: go back to an earlier checkpoint.", bad[0],
+            named(bad),
+        )  # fmt: skip
+
+
+def _start(tensor: StoredTensor) -> StoredTensor:
+    pieces = [replace(piece, size=min(piece.size, _STARTS)) for piece in tensor.pieces[:1]]
+    elements = sum(piece.size for piece in pieces) // tensor.read_as.itemsize
+    return replace(tensor, shape=(elements,), pieces=tuple(pieces))
+
+
+RULES: tuple[Rule, ...] = (cannot_resume, step_disagrees, optimizer_state, optimizer_finite)

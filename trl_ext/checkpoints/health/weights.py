@@ -10,7 +10,9 @@ from trl_ext.checkpoints.naming import group_of
 from trl_ext.monitor.alerts import Severity
 
 _DEAD = 0.5  # share of rows or columns
-_OUTLIER = 100.0  # times the median root mean square of its kind
+_OUTLIER = 30.0  # times the median root mean square of its kind
+_LARGEST = {"norm": 1e3, "attention": 5.0, "MLP": 5.0}  # root mean squares, far above those of any published model
+_MANY = 1024  # elements: what is smaller may be a scale, or a toy
 _FP16_LARGEST = 65504.0
 _BUFFER = re.compile(r"mask|running_(mean|var)|inv_freq")
 _MAY_BE_ZERO = re.compile(r"bias|_integer$|position|token_type")  # from the start on
@@ -38,10 +40,16 @@ def nonfinite_weights(case: Case) -> Iterator[HealthFinding]:
 
 def zero_weights(case: Case) -> Iterator[HealthFinding]:
     """Matrices of zeros. Biases, and what PEFT and a head with one output begin with, may be zero."""
-    zero = [one.tensor.name for one in _matrices(case) if one.zeros == one.tensor.elements]
+    matrices = list(_matrices(case))
+    zero = [one.tensor.name for one in matrices if one.zeros == one.tensor.elements]
     if zero:
+        kinds = {_kind(name) for name in zero}
+        of_these = [one for one in matrices if _kind(one.tensor.name) in kinds]
+        # the same one of every layer may begin so (gates, codebooks)
+        is_design = len(of_these) == len(zero) > 1 and len(zero) <= len(matrices) / 2
         yield HealthFinding(
-            "zero_weights", Severity.ERROR, f"{counted(zero)} are all zero: {listed(zero)}",
+            "zero_weights", Severity.WARNING if is_design else Severity.ERROR,
+            f"{counted(zero)} {'is' if len(zero) == 1 else 'are'} all zero: {listed(zero)}",
             "They were never initialized, or were saved before they were gathered from the ranks (ZeRO-3, FSDP).",
             zero[0], named(zero),
         )  # fmt: skip
@@ -115,6 +123,49 @@ def large_weights(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
+def unusual_scale(case: Case) -> Iterator[HealthFinding]:
+    """Numbers that no model works with, in all layers alike."""
+    over = []
+    for one in case.measured.tensors.values():
+        most = _LARGEST.get(group_of(one.tensor.name))
+        is_weight = one.tensor.name.endswith("weight") and _is_float(one) and not case.is_adapter
+        few = len(one.tensor.shape) > 1 and one.tensor.elements < _MANY
+        if (
+            most
+            and is_weight
+            and one.finite
+            and not few
+            and most < _root_mean_square(one)
+            and one.abs_max < _FP16_LARGEST
+        ):
+            over.append((_root_mean_square(one) / most, one))
+    if over:
+        _, worst = max(over, key=lambda pair: pair[0])
+        names = [one.tensor.name for _, one in over]
+        yield HealthFinding(
+            "weight_scale", Severity.WARNING,
+            f"{counted(names)} are far larger than those of models that work; '{worst.tensor.name}' has root mean "
+            f"square {_root_mean_square(worst):.3g}",
+            "Training diverged, or the weights were scaled: go back to an earlier checkpoint, and lower learning_rate.",
+            worst.tensor.name, {"root_mean_square": _root_mean_square(worst), **named(names)},
+        )  # fmt: skip
+
+
+def zero_norms(case: Case) -> Iterator[HealthFinding]:
+    """Scales of normalization that are all zero, where others are not: in some models all begin with zero."""
+    norms = [one for one in case.measured.tensors.values()
+             if group_of(one.tensor.name) == "norm" and one.tensor.name.endswith("weight") and _is_float(one)
+             and len(one.tensor.shape) == 1 and one.tensor.elements > 1]  # fmt: skip
+    zero = [one.tensor.name for one in norms if one.zeros == one.tensor.elements]
+    if zero and (len(zero) < len(norms) or case.step):
+        yield HealthFinding(
+            "zero_norm", Severity.WARNING,
+            f"the scale of {counted(zero, 'normalization')} of {len(norms):,} is all zero: {listed(zero)}",
+            "Nothing passes it: it was overwritten, or saved before it was gathered from the ranks.",
+            zero[0], named(zero),
+        )  # fmt: skip
+
+
 def _matrices(case: Case) -> Iterator[TensorStatistics]:
     """Weights with rows and columns that are numbers as they are."""
     for one in case.measured.tensors.values():
@@ -139,4 +190,6 @@ def _root_mean_square(one: TensorStatistics) -> float:
     return one.norm / one.finite**0.5
 
 
-RULES: tuple[Rule, ...] = (nonfinite_weights, zero_weights, constant_weights, dead_units, large_weights)
+RULES: tuple[Rule, ...] = (
+    nonfinite_weights, zero_weights, constant_weights, dead_units, large_weights, unusual_scale, zero_norms,
+)  # fmt: skip

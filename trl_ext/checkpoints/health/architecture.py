@@ -1,0 +1,96 @@
+"""The stored tensors beside those that Transformers would build from config.json."""
+
+from collections.abc import Iterator
+
+from trl_ext.checkpoints.health.configuration import (
+    EMBEDDING,
+    HEAD,
+    VALUE_HEAD,
+    embedding_missing,
+    layers,
+    value_head,
+    vocabulary,
+)
+from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named
+from trl_ext.checkpoints.naming import group_of, layer_of
+from trl_ext.monitor.alerts import Severity
+
+
+def wrapped_names(case: Case) -> Iterator[HealthFinding]:
+    """A wrapper of the model was saved, and not the model."""
+    wrapped = case.differences.wrapped if case.differences else []
+    if wrapped:
+        yield HealthFinding(
+            "names_wrapped", Severity.CRITICAL,
+            f"{counted(wrapped)} are named as in a wrapper of {case.architecture}, such as '{wrapped[0]}'",
+            "from_pretrained takes none of them and initializes these weights at random: save the model inside "
+            "(accelerator.unwrap_model; merge_and_unload of an adapter), or take what is in front off the names.",
+            wrapped[0], named(wrapped),
+        )  # fmt: skip
+
+
+def tensors_lost(case: Case) -> Iterator[HealthFinding]:
+    if case.differences is None:
+        return
+    said = _said(case)
+    stored_layers = {layer_of(tensor.name) for tensor in case.checkpoint.tensors}
+    lost = [
+        name for name in case.differences.missing
+        if not ("layers_missing" in said and layer_of(name) not in stored_layers)
+        and not ("value_head_missing" in said and VALUE_HEAD.search(name))
+        and not ("embedding_missing" in said and group_of(name) in ("embedding", "head"))
+        and not (HEAD.search(name) and case.text_config.get("tie_word_embeddings") is False)
+    ]  # fmt: skip
+    if lost:
+        yield HealthFinding(
+            "tensors_lost", Severity.ERROR,
+            f"{counted(lost)} of {case.architecture} {'is' if len(lost) == 1 else 'are'} missing: {listed(lost)}",
+            "Part of the model was not saved, and is initialized at random on loading: save again.", lost[0],
+            named(lost),
+        )  # fmt: skip
+
+
+def tensors_unexpected(case: Case) -> Iterator[HealthFinding]:
+    if case.differences is None:
+        return
+    said = _said(case)
+    more = [
+        name for name in case.differences.unexpected
+        if not ("layers_extra" in said and layer_of(name) is not None) and not VALUE_HEAD.search(name)
+    ]  # fmt: skip
+    if more:
+        yield HealthFinding(
+            "tensors_unexpected", Severity.WARNING,
+            f"{counted(more)} that {case.architecture} does not have: {listed(more)}",
+            "from_pretrained leaves them out: config.json is of another model, or names were changed.", more[0],
+            named(more),
+        )  # fmt: skip
+
+
+def shapes(case: Case) -> Iterator[HealthFinding]:
+    if case.differences is None:
+        return
+    said = _said(case)
+    other = {
+        name: shape for name, shape in case.differences.reshaped.items()
+        if "hidden_size" not in said
+        and not ("vocab_size" in said and (EMBEDDING.search(name) or HEAD.search(name)))
+        and not ("num_labels" in said and VALUE_HEAD.search(name))
+    }  # fmt: skip
+    if other:
+        name, shape = next(iter(other.items()))
+        own = case.shapes[name]
+        yield HealthFinding(
+            "shape_disagrees", Severity.ERROR,
+            f"{counted(list(other))} of another shape than config.json makes them: '{name}' is {own}, not {shape}",
+            "It will not load: config.json is of another model, or one rank's part of a sharded weight was saved.",
+            name, {"shape": list(own), "expected": list(shape), **named(list(other))},
+        )  # fmt: skip
+
+
+def _said(case: Case) -> set[str]:
+    """Rules that have told of the same in words of their own."""
+    return {finding.rule for rule in (vocabulary, value_head, layers, embedding_missing) for finding in rule(case)}
+
+
+RULES: tuple[Rule, ...] = (wrapped_names, tensors_lost, tensors_unexpected, shapes)
