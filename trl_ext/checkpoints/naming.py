@@ -15,8 +15,8 @@ _INSIDE = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_modul
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|block)\.(\d+)\.")
 # The first that fits, in the words that Transformers, PEFT and TRL use
 _GROUPS = (
-    ("LoRA A", r"lora_(embedding_)?A\b|lora_A\."),
-    ("LoRA B", r"lora_(embedding_)?B\b|lora_B\."),
+    ("LoRA A", r"(?<![a-z])lora_(embedding_)?A\b|(?<![a-z])lora_A\."),
+    ("LoRA B", r"(?<![a-z])lora_(embedding_)?B\b|(?<![a-z])lora_B\."),
     ("adapter", r"lora_|vera_|ia3_|oft_|hada_|lokr_|boft_|prompt_embeddings|prompt_encoder|ln_tuning|trainable_tokens"),
     ("value head", r"(^|\.)(v_head|value_head|score|classifier|classification_head|reward_head)\."),
     ("embedding", r"embed_tokens|word_embeddings|wte|wpe|embed_positions|(^|\.)embeddings?\.|embed_in|tok_embeddings"),

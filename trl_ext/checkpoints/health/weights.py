@@ -157,7 +157,7 @@ def zero_norms(case: Case) -> Iterator[HealthFinding]:
              if group_of(one.tensor.name) == "norm" and one.tensor.name.endswith("weight") and _is_float(one)
              and len(one.tensor.shape) == 1 and one.tensor.elements > 1]  # fmt: skip
     zero = [one.tensor.name for one in norms if one.zeros == one.tensor.elements]
-    if zero and (len(zero) < len(norms) or case.step):
+    if zero and (len(zero) <= len(norms) / 2 or case.step):
         yield HealthFinding(
             "zero_norm", Severity.WARNING,
             f"the scale of {counted(zero, 'normalization')} of {len(norms):,} is all zero: {listed(zero)}",
