@@ -4,6 +4,8 @@ import json
 import os
 import pickle
 import struct
+import sys
+import types
 import zipfile
 from collections import OrderedDict
 
@@ -17,6 +19,7 @@ from torch import nn
 from trl_ext import tiny
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.folder import CheckpointFolder
+from trl_ext.checkpoints.health.judging import judge
 from trl_ext.checkpoints.pickled import Name, read_pickle
 from trl_ext.checkpoints.reader import open_checkpoint
 
@@ -172,6 +175,28 @@ def test_a_folder_of_deepspeed(tmp_path):
     assert tensor.name == "mp_rank_00.module.w"
     assert torch.equal(content_of(checkpoint, tensor), weight)
     assert any("single_partition_of_fp32_groups" in tensor.name for tensor in checkpoint.optimizer)
+
+
+def test_what_deepspeed_holds_beside_gathered_weights_is_counted_once(tmp_path, monkeypatch):
+    """As the Trainer saves with ZeRO: model.safetensors, and the engine's own states of the same weights, whose classes
+    are no alarm."""
+    kinds = {}
+    for module, name in (("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+                         ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+                         ("deepspeed.utils.tensor_fragment", "fragment_address")):  # fmt: skip
+        kinds[name] = type(name, (), {"__module__": module})
+        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name: kinds[name]}))
+    weight = some(torch.bfloat16, 4, 4)
+    save_file({"w": weight}, tmp_path / "model.safetensors")
+    inner = tmp_path / "global_step5"
+    inner.mkdir()
+    torch.save({"module": OrderedDict(w=weight)}, inner / "mp_rank_00_model_states.pt")
+    states = {"optimizer_state_dict": {name: kind() for name, kind in kinds.items()}, "flat": some(torch.float32, 16)}
+    torch.save(states, inner / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    found = judge(tmp_path)
+    assert found.checkpoint.form == "safetensors, DeepSpeed ZeRO"
+    assert [tensor.name for tensor in found.checkpoint.tensors] == ["w"]
+    assert {finding.rule for finding in found.findings} <= {"config_missing"}
 
 
 def test_packed_weights_are_marked(tmp_path):

@@ -34,6 +34,7 @@ _PLAIN = {
                  "slice", "complex", "range", "object"},
     "_codecs": {"encode"}, "copyreg": {"_reconstructor"}, "argparse": {"Namespace"}, "types": {"SimpleNamespace"},
     "decimal": {"Decimal"}, "fractions": {"Fraction"}, "uuid": {"UUID"}, "enum": {"Enum"},
+    "deepspeed.utils.tensor_fragment": {"fragment_address"},
 }  # fmt: skip
 _NUMPY = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer", "RandomState", "Generator"}
 _ECOSYSTEM = {"transformers", "trl", "trl_ext", "peft", "accelerate", "datasets", "bitsandbytes", "deepspeed"}

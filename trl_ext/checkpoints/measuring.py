@@ -13,6 +13,8 @@ from trl_ext.checkpoints.naming import weight_name
 from trl_ext.checkpoints.reader import Checkpoint
 from trl_ext.checkpoints.stored import StoredTensor
 
+_MOST_WORKERS = 12  # of 17 MiB each, with a reference; more wait for memory
+
 
 @dataclass
 class Measured:
@@ -42,10 +44,10 @@ def measure(checkpoint: Checkpoint, reference: Checkpoint | None = None, workers
 
     Args:
         reference: the base model, or another checkpoint of the run.
-        workers: threads; as many as there are cores by default.
+        workers: threads; as many as there are cores by default, 12 at most.
     """
     measured = Measured()
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
     others = {} if reference is None else _pair(measured, checkpoint, reference)
     for done in map_blocks(checkpoint.folder, checkpoint.tensors, compare, workers, others):
         result = done.result

@@ -101,7 +101,7 @@ def _read_folder(checkpoint: Checkpoint) -> None:
     _read_documents(checkpoint, names)
     forms = []
     if METADATA in names:
-        forms.append(_read_distributed(checkpoint, ""))
+        forms.append(_read_distributed(checkpoint, "", checkpoint.tensors))
     safetensors = [name for name in names if name.endswith(".safetensors")]
     torch_files = [name for name in names if name.endswith(_TORCH) and not _TRAINER_STATE.fullmatch(name)]
     safetensors = [name for name in safetensors if not _is_variant(name, safetensors)]
@@ -137,25 +137,27 @@ def _counted(form: str, files: list[str]) -> str:
 
 
 def _read_inner(checkpoint: Checkpoint, under: str) -> list[str]:
-    """A folder in the folder: a distributed checkpoint, or one of DeepSpeed."""
+    """A folder in the folder: a distributed checkpoint, or one of DeepSpeed. Beside weights that were gathered from all
+    ranks it holds the same once more, to resume from."""
+    into = checkpoint.optimizer if checkpoint.tensors else checkpoint.tensors
     names = checkpoint.folder.names(under)
     own = [PurePosixPath(name).name for name in names]
     if METADATA in own:
         _note(checkpoint, names)
-        return [_read_distributed(checkpoint, under)]
+        return [_read_distributed(checkpoint, under, into)]
     if any(_ZERO_MODEL.fullmatch(name) or _ZERO_OPTIMIZER.fullmatch(name) for name in own):
         _note(checkpoint, names)
         for name, short in zip(names, own, strict=True):
             if _ZERO_MODEL.fullmatch(short):
-                _read_file(checkpoint, name, prefix=short.removesuffix("_model_states.pt"))
+                _read_file(checkpoint, name, into, short.removesuffix("_model_states.pt"))
             elif _ZERO_OPTIMIZER.fullmatch(short):
                 _read_file(checkpoint, name, into=checkpoint.optimizer, prefix=short.removesuffix("_optim_states.pt"))
         return ["DeepSpeed ZeRO"]
     return []
 
 
-def _read_distributed(checkpoint: Checkpoint, under: str) -> str:
-    into = checkpoint.optimizer if PurePosixPath(under).name.startswith("optimizer") else checkpoint.tensors
+def _read_distributed(checkpoint: Checkpoint, under: str, into: list[StoredTensor]) -> str:
+    into = checkpoint.optimizer if PurePosixPath(under).name.startswith("optimizer") else into
     name = inside(under, METADATA)
     imports: list[Name] = []
     try:

@@ -136,7 +136,7 @@ def judge(
     Args:
         path: a folder with weights, or one file of them.
         reference: the base model or another checkpoint, to see what moved; a folder or a file.
-        workers: threads; as many as there are cores by default.
+        workers: threads; as many as there are cores by default, 12 at most.
     Raises:
         UnreadableError: there is nothing of that name.
     """
