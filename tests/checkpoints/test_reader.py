@@ -185,7 +185,11 @@ def test_what_deepspeed_holds_beside_gathered_weights_is_counted_once(tmp_path, 
                          ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
                          ("deepspeed.utils.tensor_fragment", "fragment_address")):  # fmt: skip
         kinds[name] = type(name, (), {"__module__": module})
-        monkeypatch.setitem(sys.modules, module, types.SimpleNamespace(**{name: kinds[name]}))
+        parents = ["deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero", "deepspeed.runtime.fp16",
+                   "deepspeed.utils"]  # fmt: skip
+        for one in (*parents, module):
+            monkeypatch.setitem(sys.modules, one, sys.modules.get(one) or types.ModuleType(one))
+        setattr(sys.modules[module], name, kinds[name])
     weight = some(torch.bfloat16, 4, 4)
     save_file({"w": weight}, tmp_path / "model.safetensors")
     inner = tmp_path / "global_step5"
