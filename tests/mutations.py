@@ -30,6 +30,16 @@ SCHEMA = ["tests/rewards/test_json_schema.py"]
 REMOTE = ["tests/rewards/test_remote.py"]
 HEARD = ["tests/callbacks/test_reward_reliability.py"]
 
+MOMENTS = ["tests/checkpoints/test_moments.py"]
+DRIFT = ["tests/checkpoints/test_drift.py"]
+LORA = ["tests/checkpoints/test_lora.py"]
+TREND = ["tests/checkpoints/test_trend.py"]
+SECURITY = ["tests/checkpoints/test_security.py"]
+READER = ["tests/checkpoints/test_reader.py"]
+FAULTS = ["tests/checkpoints/test_health_faults.py"]
+ARCHITECTURE = ["tests/checkpoints/test_architecture.py"]
+HEALTHY = ["tests/checkpoints/test_health_of_healthy.py"]
+
 RELIABILITY = "rewards/reliability/"
 LOO = "trainers/reinforce_loo_trainer.py"
 
@@ -268,6 +278,32 @@ MUTATIONS = [
         "trainer._log_metric = trainer._log_completion_extra",
         "trainer._unused = trainer._unused_2",
         HEARD,
+    ),
+    ("checkpoints/moments.py", "between * between * share * self.finite", "0.0", MOMENTS),
+    ("checkpoints/moments.py", "self.mean + between * share", "self.mean", MOMENTS),
+    ("checkpoints/moments.py", "np.square(means - found.mean)) @", "0 * means) @", MOMENTS),
+    ("checkpoints/moments.py", "at = i * kernels.PART", "at = 0", MOMENTS),
+    ("checkpoints/moments.py", "+ start\n", "\n", MOMENTS),
+    ("checkpoints/moments.py", "(whole.zeros_of_rows == width)", "(whole.zeros_of_rows == rows)", MOMENTS),
+    ("checkpoints/moments.py", "if (np.square(means) > _FAR", "if False and (np.square(means) > _FAR", MOMENTS),
+    ("checkpoints/moments.py", "-block.start % stride", "0", MOMENTS),
+    ("checkpoints/drift.py", "(own**0.5 - reference**0.5) ** 2", "0", DRIFT),
+    ("checkpoints/drift.py", "own * reference) ** 0.5)", "own * own) ** 0.5)", DRIFT),
+    ("checkpoints/drift.py", "np.sign(own) * np.sign(before) < 0", "np.sign(own) != np.sign(before)", DRIFT),
+    ("checkpoints/drift.py", "if not squares / _ALIKE**2 < reference", "if False and not squares < reference", DRIFT),
+    ("checkpoints/kernels.py", "sums.append(beside.dot(beside))", "sums.append(own.dot(beside))", DRIFT),
+    ("checkpoints/blocks.py", "start += size // width", "start += size", MOMENTS),
+    ("checkpoints/blocks.py", "skip = max(skip - piece.size, 0)", "skip = 0", DRIFT),
+    ("checkpoints/architecture.py", "if not is_converted and shape", "if shape", ARCHITECTURE),
+    ("checkpoints/architecture.py", "return ignored or tied or", "return ignored or", ARCHITECTURE),
+    ("checkpoints/architecture.py", "return modules <= _MOST_MODULES", "return True", ARCHITECTURE),
+    ("checkpoints/imports.py", 'if "." in name.name:', "if False:", SECURITY),
+    ("checkpoints/health/resuming.py", "if any(one.nan for", "if not any(one.nan for", FAULTS),
+    (
+        "checkpoints/reader.py",
+        "into = checkpoint.optimizer if checkpoint.tensors",
+        "into = checkpoint.tensors if True",
+        READER,
     ),
 ]
 

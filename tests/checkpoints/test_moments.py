@@ -152,3 +152,19 @@ def test_several_workers_find_the_same(tmp_path):
     one, three = all_statistics(tmp_path), all_statistics(tmp_path, workers=3)
     for name, found in one.items():
         assert repr(found) == repr(three[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_columns_and_sample_of_a_tensor_of_several_blocks(dtype, tmp_path):
+    """Zeros are counted where they lie: in the last part of a block, and in the last block."""
+    tensor = normal(4600, 2503, dtype=dtype)
+    tensor[4599] = tensor[1600] = 0
+    tensor[:, 2502] = 0
+    tensor[3000, 7] = 0
+    save_file({"w": tensor}, tmp_path / "model.safetensors")
+    found = all_statistics(tmp_path, workers=2)["w"]
+    assert_is_numpys(found, tensor)
+    assert (found.dead_rows, found.dead_columns) == (2, 1)
+    stride = next(s for s in range(tensor.numel() // 4096, 10_000) if len(tensor.flatten()[::s]) == len(found.sample)
+                  and np.array_equal(tensor.flatten()[::s].double().numpy(), found.sample))  # fmt: skip
+    assert stride > 1
