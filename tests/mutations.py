@@ -296,7 +296,7 @@ MUTATIONS = [
     ("checkpoints/blocks.py", "skip = max(skip - piece.size, 0)", "skip = 0", DRIFT),
     ("checkpoints/architecture.py", "if not is_converted and shape", "if shape", ARCHITECTURE),
     ("checkpoints/architecture.py", "return ignored or tied or", "return ignored or", ARCHITECTURE),
-    ("checkpoints/architecture.py", "return modules <= _MOST_MODULES", "return True", ARCHITECTURE),
+    ("checkpoints/architecture.py", "return layers <= _MOST_LAYERS and", "return", ARCHITECTURE),
     ("checkpoints/imports.py", 'if "." in name.name:', "if False:", SECURITY),
     ("checkpoints/health/resuming.py", "if any(one.nan for", "if not any(one.nan for", FAULTS),
     (

@@ -1,14 +1,19 @@
 """`trl-ext checkpoint`: verdicts, exit codes, JSON, reports."""
 
 import json
+import os
 import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from matplotlib.figure import Figure
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints.written import TINY, WEIGHTS, content_of, edit_weights, saved_adapter, saved_policy
+from trl_ext.checkpoints.health.judging import judge
 from trl_ext.cli import main
+from trl_ext.reporting.checkpoint_report import _draw_checkpoint
 from trl_ext.reporting.checkpoint_table import health_text
 
 
@@ -149,3 +154,28 @@ def test_tables_fit_a_narrow_terminal(healthy):
     text = health_text(judge(healthy, TINY), Console(width=60, highlight=False))
     assert "…" not in text
     assert max(map(len, text.splitlines()[1:])) <= 60
+
+
+def test_a_path_that_is_no_text_is_read_and_written_readably(capsys, healthy, tmp_path):
+    folder = tmp_path / os.fsdecode(b"odd\xff [red]x\n-nl")
+    shutil.copytree(healthy, folder)
+    assert main(["checkpoint", str(folder), "--report", str(tmp_path / "report")]) == 0
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert "healthy, 1.00" in heading and "[red]x" in heading and "\udcff" not in heading
+    assert (tmp_path / "report" / "checkpoint.png").stat().st_size > 5000
+
+
+def test_a_picture_of_weights_that_are_all_nan_says_so(healthy, tmp_path):
+    folder = tmp_path / "checkpoint-3"
+    shutil.copytree(healthy, folder)
+    tensors = {name: t.fill_(float("nan")) for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    figure = Figure()
+    _draw_checkpoint(figure, judge(folder))
+    assert "No weight is a finite number" in figure.axes[0].texts[0].get_text()
+
+
+def test_the_name_of_a_tensor_is_whole_on_a_very_narrow_terminal(broken):
+    text = health_text(judge(broken), Console(width=40, force_terminal=False))
+    lines = [line.strip() for line in text.splitlines()]
+    assert "model.norm.weight" in "".join(lines)

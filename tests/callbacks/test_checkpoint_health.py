@@ -422,6 +422,33 @@ grpo(Path({str(tmp_path)!r}), [lambda completions, **kw: [1.0 * len(c) for c in 
     assert kept and all((path / "model.safetensors").stat().st_size > 10_000 for path in kept)
 
 
+def test_a_process_that_ends_with_an_error_still_judges_its_last_checkpoint(tmp_path):
+    """The interpreter takes no new work for threads then."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from rl_trainers import grpo
+from pathlib import Path
+from transformers import TrainerCallback
+from trl_ext.callbacks import CheckpointHealthCallback
+
+class Crash(TrainerCallback):
+    def on_save(self, args, state, control, **_):
+        raise ValueError("crash")
+
+trainer = grpo(Path({str(tmp_path)!r}), [lambda completions, **kw: [1.0 * len(c) for c in completions]],
+     CheckpointHealthCallback(keep_last_healthy=True), save_strategy="steps", save_steps=2, max_steps=5)
+trainer.add_callback(Crash())
+trainer.train()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and done.stderr.count("Traceback") == 1 and "ValueError: crash" in done.stderr
+    (line,) = (tmp_path / "trl_ext" / "checkpoint_health.jsonl").read_text().splitlines()
+    assert json.loads(line)["status"] == "healthy"
+    assert (tmp_path / "trl_ext" / "last_healthy" / "checkpoint-2").is_dir()
+    assert not (tmp_path / "trl_ext" / "last_healthy" / ".waiting").exists()
+
+
 def test_its_alerts_are_in_the_log(poisoned, caplog):
     with caplog.at_level(logging.INFO, logger="trl_ext.checkpoints"):
         poisoned(CheckpointHealthCallback(), 1, steps=2).train()

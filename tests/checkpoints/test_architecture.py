@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import threading
 
 import pytest
@@ -22,7 +23,7 @@ from tests.checkpoints.written import (
     saved_policy,
     saved_reward_model,
 )
-from trl_ext.checkpoints import architecture
+from trl_ext.checkpoints import architecture, architecture_process
 from trl_ext.checkpoints.architecture import architecture_of
 from trl_ext.checkpoints.health.judging import judge
 
@@ -60,7 +61,9 @@ FAULTS = {
         lambda tensors: tensors.update({name: tensor[: len(tensor) // 2].clone() for name, tensor in tensors.items()
                                         if "q_proj.weight" in name}), "shape_disagrees", "error"),
     "a tensor too many": (
-        lambda tensors: tensors.update({"model.extra": torch.ones(3)}), "tensors_unexpected", "warning"),
+        lambda tensors: tensors.update({"model.extra": torch.ones(3)}), "tensors_unexpected", "info"),
+    "a tensor too many in a layer": (
+        lambda tensors: tensors.update({"model.layers.0.extra": torch.ones(3)}), "tensors_unexpected", "warning"),
     "all weights scaled": (scaled("", 1e3), "weight_scale", "warning"),
     "norms scaled": (scaled("norm", 1e4), "weight_scale", "warning"),
     "one layer scaled": (scaled(PROJECTION, 50), "weight_outlier", "warning"),
@@ -156,6 +159,15 @@ def test_building_draws_no_number_and_holds_no_memory():
     assert torch.get_default_device() == device
 
 
+def test_more_layers_than_can_be_built_in_a_moment_are_not_built():
+    llama = {
+        **transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1}).to_dict(),
+        "architectures": ["LlamaForCausalLM"],
+    }
+    assert architecture_of(llama) is not None
+    assert architecture_of({**llama, "num_hidden_layers": 2001}) is None
+
+
 QWEN = json.loads((TINY / "config.json").read_text())
 
 
@@ -164,8 +176,8 @@ QWEN = json.loads((TINY / "config.json").read_text())
     [
         {"num_hidden_layers": 10**9}, {"num_hidden_layers": 10**400}, {"architectures": ["os.system"]},
         {"architectures": ["AutoConfig"]}, {"architectures": ["Trainer"]}, {"architectures": []}, {"model_type": "x"},
-        {"model_type": ["qwen2"]}, {"hidden_size": -1}, {"hidden_size": "many"}, {"use_timm_backbone": True},
-        {"architectures": ["LlamaForCausalLM"]}, {"vocab_size": 2**40},
+        {"model_type": ["qwen2"]}, {"use_timm_backbone": True},
+        {"architectures": ["LlamaForCausalLM"]}, {"vocab_size": 2**40}, {"num_labels": 3 * 10**7},
     ],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be_built_says_nothing(changed, caplog):
@@ -204,3 +216,58 @@ def test_a_shared_storage_is_no_tensor_too_many(tmp_path):
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     assert "lm_head.weight" in model.state_dict()
     assert {f.rule for f in judge(tmp_path, TINY).findings} == {"nothing_moved"}
+
+
+def test_a_configuration_that_contradicts_itself_is_told(tmp_path):
+    config = transformers.LlamaConfig(**SMALL)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    edit_json(tmp_path, "config.json", num_attention_heads=7)
+    assert rules_of(tmp_path) == {"config_contradiction": "warning"}
+
+
+def test_remote_code_may_be_named_as_transformers_names_its_own(tmp_path):
+    saved_policy(tmp_path)
+    edit_weights(tmp_path, renamed(lambda name: name.replace("q_proj", "qkv_proj")))
+    edit_json(tmp_path, "config.json", auto_map={"AutoModelForCausalLM": "modeling.Qwen2ForCausalLM"})
+    assert not judge(tmp_path).findings
+
+
+def test_a_builder_that_takes_too_long_or_dies_is_ended_and_the_next_question_is_answered(monkeypatch):
+    builder = architecture_process._Builder()
+    question = json.dumps([QWEN, {"model.norm.weight": [128]}])
+    assert builder.ask(question)["missing"]
+    builder._process.kill()
+    builder._process.wait()
+    assert builder.ask(question)["missing"]
+    hanging = ["python", "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(architecture_process, "_SECONDS", 0.2)
+    with monkeypatch.context() as patched:
+        patched.setattr(architecture_process, "_START", hanging[2])
+        builder.end()
+        assert builder.ask(question) is None
+    monkeypatch.setattr(architecture_process, "_SECONDS", 60.0)
+    assert builder.ask(question)["missing"]
+    process = builder._process
+    builder.end()
+    assert process.returncode is not None
+
+
+def test_nothing_changes_in_the_process_that_judges(tmp_path):
+    """Transformers sets the default dtype of the process while it builds a model of several parts."""
+    saved_policy(tmp_path)
+    seen, modules = set(), set(sys.modules)
+    ended = threading.Event()
+
+    def watch():
+        while not ended.is_set():
+            seen.add((torch.get_default_dtype(), str(torch.get_default_device())))
+
+    watching = threading.Thread(target=watch)
+    before = torch.get_rng_state()
+    watching.start()
+    judge(tmp_path)
+    ended.set()
+    watching.join()
+    assert seen == {(torch.float32, "cpu")}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not {name for name in set(sys.modules) - modules if name.startswith("transformers.models")}

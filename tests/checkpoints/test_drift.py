@@ -1,5 +1,7 @@
 """How far tensors are from each other, against numpy in float64 on the loaded tensors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,7 @@ def pairs():
         "to zero": (torch.zeros(700, 1001), base.float()),
         "another dtype": (base.to(torch.bfloat16), base.float()),
         "not finite": (bad, base.half()),
+        "zeros beside numbers": (little * (base > 0), little),
         "opposite": (-base.to(torch.bfloat16), base.to(torch.bfloat16)),
         "one element": (little, base.to(torch.bfloat16)),
         "ones": (torch.ones(5000) * 1.001, torch.ones(5000)),
@@ -91,11 +94,14 @@ def test_the_statistics_beside_a_reference_are_those_without(compared, tmp_path)
 @pytest.mark.parametrize("times", [1e-6, 1e-3, 30.0, 1e3, 1e7])
 def test_a_cosine_of_lengths_far_apart_is_right_or_nan(times, tmp_path):
     base = drawn(300, 400)
-    for name, tensor in (("a", (base + drawn(300, 400, seed=3)) * times), ("b", base)):
+    stored = {"a": ((base + drawn(300, 400, seed=3)) * times).to(torch.bfloat16), "b": base.to(torch.bfloat16)}
+    for name, tensor in stored.items():
         (tmp_path / name).mkdir()
-        save_file({"w": tensor.to(torch.bfloat16)}, tmp_path / name / "m.safetensors")
+        save_file({"w": tensor}, tmp_path / name / "m.safetensors")
+    x, y = (tensor.double().numpy().ravel() for tensor in stored.values())
+    expected = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
     (drift,) = measure(open_checkpoint(tmp_path / "a"), open_checkpoint(tmp_path / "b")).drifts.values()
-    assert np.isnan(drift.cosine) if not 1e-4 < times < 1e4 else drift.cosine == pytest.approx(2**-0.5, abs=0.01)
+    assert np.isnan(drift.cosine) if not 1e-4 < times < 1e4 else drift.cosine == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.parametrize("angle", [0.0, 1e-4, 0.3, np.pi / 2, np.pi])
@@ -144,3 +150,19 @@ def test_a_reference_in_shards_of_another_size_is_compared_too(tmp_path):
     save_file({"w": base + 1e-3}, tmp_path / "own" / "model.safetensors")
     (drift,) = measure(open_checkpoint(tmp_path / "own"), open_checkpoint(tmp_path / "reference.pt")).drifts.values()
     assert drift.difference == pytest.approx(1e-3 * base.numel() ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 2999])
+def test_a_reference_in_pieces_is_compared_where_each_lies(rows, tmp_path):
+    """As a sharded tensor lies: blocks of the one reach over the pieces of the other."""
+    base = drawn(3000, 2000).float()
+    (tmp_path / "own").mkdir()
+    save_file({"w": base + drawn(3000, 2000, scale=1e-3, seed=1).float()}, tmp_path / "own" / "model.safetensors")
+    (tmp_path / "reference").mkdir()
+    for name, part in (("a", base[:rows]), ("b", base[rows:])):
+        save_file({name: part.contiguous()}, tmp_path / "reference" / f"{name}.safetensors")
+    reference = open_checkpoint(tmp_path / "reference")
+    first, second = sorted(reference.tensors, key=lambda tensor: tensor.name)
+    reference.tensors = [replace(first, name="w", shape=(3000, 2000), pieces=first.pieces + second.pieces)]
+    (drift,) = measure(open_checkpoint(tmp_path / "own"), reference).drifts.values()
+    assert drift.difference == pytest.approx(1e-3 * base.numel() ** 0.5, rel=2e-3)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import pickletools
 import random
 import struct
 import time
@@ -12,11 +13,15 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import transformers
+import trl
 from safetensors.torch import save_file
 
 from tests.checkpoints.written import content_of, edit_json, rules_of, saved_policy
 from trl_ext.checkpoints.health.judging import judge
+from trl_ext.checkpoints.imports import danger
+from trl_ext.checkpoints.pickled import Name
 
 
 class Bomb:
@@ -269,3 +274,89 @@ def test_a_checkpoint_that_may_only_be_read_is_judged(tmp_path):
         assert judge(folder).findings == []
     finally:
         folder.chmod(0o700)
+
+
+def test_a_name_that_reaches_into_a_class_is_dangerous_wherever_it_begins():
+    """`getattr` along the dots finds whatever the module has imported."""
+    for module, name in (("transformers", "Trainer.train.__globals__"), ("torch.optim", "Adam.step.os.system")):
+        assert danger(Name(module, name), of_a_trainer=True) == "critical"
+
+
+@pytest.mark.parametrize("config", ["SFTConfig", "GRPOConfig", "RLOOConfig", "DPOConfig", "RewardConfig", "KTOConfig"])
+def test_the_arguments_of_every_trainer_are_no_alarm(config, tmp_path):
+    saved_policy(tmp_path)
+    torch.save(getattr(trl, config)(str(tmp_path), use_cpu=True, report_to=[]), tmp_path / "training_args.bin")
+    assert not judge(tmp_path).findings
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("torch", "PyTorchFileWriter"), ("torch", "PyTorchFileReader"), ("torch._C", "PyTorchFileWriter")],
+)
+def test_a_class_that_opens_files_when_it_is_made_is_an_alarm(module, name):
+    for of_a_trainer in (True, False):
+        assert danger(Name(module, name), of_a_trainer) is not None
+    assert danger(Name("datasets", "ArrowWriter"), of_a_trainer=True) == "warning"
+
+
+def test_a_bomb_among_what_is_no_tensor_in_a_distributed_checkpoint_is_named(ran, tmp_path):
+    """`dcp.load` unpickles such items."""
+    dcp.save({"w": torch.ones(3), "state": Bomb(ran)}, checkpoint_id=tmp_path / "c", no_dist=True)
+    found = {finding.rule: finding for finding in judge(tmp_path / "c").findings}
+    assert found["pickle_imports"].severity == "critical"
+    assert found["pickle_imports"].numbers["file"].endswith(".distcp")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_a_bomb_in_any_pickle_of_the_older_form_is_named(which, ran, tmp_path):
+    """Magic number, version, machine, content, keys: `torch.load` runs them all."""
+    whole = io.BytesIO()
+    torch.save({"w": torch.ones(3)}, whole, _use_new_zipfile_serialization=False)
+    rest, pickles = io.BytesIO(whole.getvalue()), []
+    for _ in range(5):
+        begin = rest.tell()
+        list(pickletools.genops(rest))
+        pickles.append(whole.getvalue()[begin : rest.tell()])
+    bomb = b"cos\nsystem\n(S'touch " + str(ran).encode() + b"'\ntR0"
+    pickles[which] = pickles[which][:2] + bomb + pickles[which][2:]
+    saved_policy(tmp_path / "saved")
+    (tmp_path / "saved" / "training_args.bin").write_bytes(b"".join(pickles) + rest.read())
+    assert rules_of(tmp_path / "saved") == {"pickle_imports": "critical"}
+    assert not ran.exists()
+
+
+def test_a_zip_with_two_directories_is_refused(tmp_path):
+    """zipfile reads the one in front of the end, torch the one that the end names."""
+    saved_policy(tmp_path / "saved")
+    path = tmp_path / "saved" / "training_args.bin"
+    torch.save({"w": torch.ones(3)}, path)
+    content = path.read_bytes()
+    at = content.rindex(b"PK\5\6")
+    size, offset = struct.unpack("<II", content[at + 12 : at + 20])
+    path.write_bytes(
+        b"PK\3\4" + bytes(996) + content
+    )  # all that zipfile finds has moved, and what the end says has not
+    assert zipfile.ZipFile(path).namelist()
+    assert (size, offset) != (0, 0)
+    assert rules_of(tmp_path / "saved") == {"file_unsafe": "critical"}
+    path.write_bytes(content + b"behind")
+    assert rules_of(tmp_path / "saved").keys() <= {"file_unsafe", "file_truncated", "file_unreadable"}
+
+
+def test_a_pickle_of_millions_of_objects_is_refused_in_little_memory(tmp_path):
+    saved_policy(tmp_path / "saved")
+    (tmp_path / "saved" / "random_states_0.pkl").write_bytes(b"\x80\x02" + b"}" * 20_000_000 + b".")
+    began = time.perf_counter()
+    assert rules_of(tmp_path / "saved") == {"file_unsafe": "critical"}
+    assert time.perf_counter() - began < 60
+
+
+def test_a_file_of_a_big_endian_machine_is_not_misread(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin") as archive:
+        entries = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, b"big" if name.endswith("byteorder") else content)
+    assert rules_of(tmp_path)["file_unreadable"] == "error"

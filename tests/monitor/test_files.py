@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,15 @@ def test_each_line_is_on_disk_at_once(tmp_path):
     files = write(tmp_path, [1, 2])
     assert len(strict(tmp_path / "metrics.jsonl")) == 2
     files.close()
+
+
+def test_a_folder_that_is_deleted_meanwhile_comes_back(tmp_path):
+    """What is still written would be lost without a word."""
+    files = write(tmp_path / "run", [1, 2])
+    shutil.rmtree(tmp_path / "run")
+    for step in (3, 4):
+        files.log(read_row(step, {"reward": 1.0}))
+    assert [row["step"] for row in strict(tmp_path / "run" / "metrics.jsonl")] == [3, 4]
 
 
 def test_a_later_run_appends_under_the_next_session(tmp_path):

@@ -44,10 +44,13 @@ class LastHealthy:
         shutil.rmtree(waiting, ignore_errors=True)
         try:
             shutil.copytree(checkpoint, waiting, symlinks=True, copy_function=_link)
-        except (OSError, shutil.Error):
+        except OSError as error:
             shutil.rmtree(waiting, ignore_errors=True)
             if not checkpoint.is_dir():
                 return None
+            if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+                _, _, why = error.args[0][0]  # of the first file, and not the list of all
+                raise OSError(str(why)) from error
             raise
         return waiting
 
@@ -61,13 +64,16 @@ class LastHealthy:
             if other != kept and other.name.startswith("checkpoint-"):
                 with contextlib.suppress(OSError):
                     shutil.rmtree(other)
+        self.close()
         return kept
 
     def drop(self, waiting: Path) -> None:
         """One that is not healthy, or not judged."""
         shutil.rmtree(waiting, ignore_errors=True)
+        self.close()
 
     def close(self) -> None:
+        """Leaves no empty folder."""
         with contextlib.suppress(OSError):
             (self.folder / _WAITING).rmdir()
 

@@ -15,11 +15,13 @@ from trl_ext.checkpoints.naming import weight_name
 if TYPE_CHECKING:  # importing it takes seconds, which a checkpoint without a config.json need not wait for
     from transformers import PreTrainedModel
 
-# A config.json may come from anybody. What chooses code to be fetched, and what has to do with no weight, is left out
+# A config.json may come from anybody. What chooses code to be fetched is left out. See also architecture_process.py
 _LEFT_OUT = re.compile(r"_.*|.*attn_implementation|.*experts_implementation|auto_map|.*kernel.*_config|use_kernels")
 _FETCHES = re.compile(r"(use_.*)?backbone.*|timm.*")  # models whose parts come from elsewhere
-_REPEATED = re.compile(r"(num|n)_.*(layers?|blocks?|experts?|stages?|streams?|codebooks?)|n_layers?|depths?|layers?")
-_MOST_MODULES = 60_000  # layers times experts: beyond, building takes too long
+_LAYERS = re.compile(r".*(layers?|blocks?|stages?|depths?|repeats?)")
+_EXPERTS = re.compile(r".*experts?")
+_COUNTS = re.compile(r".*(labels?|groups?|heads?|codebooks?|streams?|windows?|levels?|scales?)(_size)?")
+_MOST_LAYERS, _MOST_EXPERTS, _MOST_OF_A_COUNT = 2000, 60_000, 100_000  # the second with the layers that have them
 _LARGEST = 1 << 31  # of any whole number
 _OLD_BUFFERS = re.compile(r"rotary_emb\.inv_freq|(^|\.)position_ids$|\.(attn|attention)\.(masked_)?bias$")
 
@@ -128,14 +130,22 @@ def _conversions(model: "PreTrainedModel") -> tuple[list[Any] | None, list[Any]]
     return [one for one in transforms if not isinstance(one, WeightConverter)], converters
 
 
+class CannotBuildError(Exception):
+    """Transformers has the architecture, and cannot build it with these numbers."""
+
+
 def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     """`None` where Transformers does not have it, or where it cannot be built from this configuration alone.
 
-    Builds nothing in memory, draws no random number, runs no code but that of Transformers, fetches nothing.
+    Runs no code but that of Transformers, which for some models draws random numbers and changes the default dtype of
+    the process while it builds.
+
+    Raises:
+        CannotBuildError: the numbers do not go together.
     """
     try:
         return _built(json.dumps(_cleaned(config), sort_keys=True))
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, RecursionError):
         return None
 
 
@@ -154,6 +164,7 @@ def _built(text: str) -> Architecture | None:
     if not isinstance(name, str) or not isinstance(kind, str) or not _is_small(config):
         return None
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, PreTrainedModel
 
     if kind not in CONFIG_MAPPING:
@@ -168,14 +179,17 @@ def _built(text: str) -> Architecture | None:
         built_config._attn_implementation = "eager"  # others may be looked for on the hub
         with torch.device("meta"):
             model = model_class(built_config)
-    except Exception:  # what a model says to a configuration that it cannot do with is nothing narrower
+    except (StrictDataclassError, ValueError, AssertionError, ZeroDivisionError, RuntimeError) as error:
+        *_, last = str(error).strip().splitlines() or [type(error).__name__]
+        raise CannotBuildError(last.strip().removeprefix("ValueError: ")[:200]) from error
+    except Exception:  # for want of a package, say
         return None
     return Architecture(model)
 
 
 def _is_small(config: Mapping[str, Any]) -> bool:
-    """Whether it can be built in a moment, from this alone."""
-    modules = 1
+    """Whether it can be built in a moment, from this alone. What gets past this is ended by architecture_process.py."""
+    layers, experts = 0, 1
     waiting: list[tuple[str, Any]] = list(config.items())
     while waiting:
         key, value = waiting.pop()
@@ -186,8 +200,8 @@ def _is_small(config: Mapping[str, Any]) -> bool:
         elif isinstance(value, list):
             waiting += [(key, one) for one in value]
         elif isinstance(value, int) and not isinstance(value, bool):
-            if abs(value) >= _LARGEST:
+            if abs(value) >= _LARGEST or (_COUNTS.fullmatch(key) and value > _MOST_OF_A_COUNT):
                 return False
-            if _REPEATED.fullmatch(key):
-                modules *= max(1, min(value, _MOST_MODULES))
-    return modules <= _MOST_MODULES
+            layers += value if _LAYERS.fullmatch(key) else 0
+            experts = max(experts, value) if _EXPERTS.fullmatch(key) else experts
+    return layers <= _MOST_LAYERS and layers * experts <= _MOST_EXPERTS

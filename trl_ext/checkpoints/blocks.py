@@ -139,15 +139,13 @@ def map_blocks(
     files = _Files(folder)
     waiting: deque[Future[list[Done[Result]]]] = deque()
     with ExitStack() as stack:
-        # The calling thread, too, computes on one core meanwhile: torch's own threads wait for it by spinning
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
-        pool = stack.enter_context(ThreadPoolExecutor(workers, "checkpoint", torch.set_num_threads, (1,)))
+        pool = stack.enter_context(ThreadPoolExecutor(workers, "checkpoint"))
+        _on_one_core_each(pool, workers)
         stack.callback(files.close)
         stack.callback(lambda: pool.shutdown(cancel_futures=True))  # where nobody reads to the end
         started: Done[Result] | None = None  # a tensor of which the last job has done a part
         for job in _jobs(tensors, others):
-            waiting.append(pool.submit(_several, files, work, job))
+            waiting.append(_submitted(pool, _several, files, work, job))
             if len(waiting) > 2 * workers:
                 *done, started = _continued(started, waiting.popleft().result())
                 yield from done
@@ -156,6 +154,35 @@ def map_blocks(
             yield from done
         if started is not None:
             yield started
+
+
+def _on_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
+    """`torch.set_num_threads` is of the thread that calls it, and of all that are started later: so it is given back as
+    soon as the workers have it."""
+    before, arrived = torch.get_num_threads(), threading.Barrier(workers + 1)
+
+    def arrive() -> None:
+        torch.set_num_threads(1)
+        arrived.wait()
+
+    try:
+        for _ in range(workers):
+            pool.submit(arrive)
+        arrived.wait()
+        torch.set_num_threads(before)
+    except RuntimeError:  # `_submitted`
+        arrived.abort()
+
+
+def _submitted(pool: ThreadPoolExecutor, call: Callable[..., Any], *arguments: Any) -> Future:
+    """Done here where the interpreter is ending, and no thread takes work any more: after an error in a training, its
+    last checkpoint is still looked at."""
+    try:
+        return pool.submit(call, *arguments)
+    except RuntimeError:
+        done: Future = Future()
+        done.set_result(call(*arguments))
+        return done
 
 
 def _continued(started: Done[Result] | None, done: list[Done[Result]]) -> list[Done[Result]]:

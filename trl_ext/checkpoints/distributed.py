@@ -24,13 +24,13 @@ class _Part(NamedTuple):
 
 
 def read_distributed(
-    folder: CheckpointFolder, under: str, imports: list[Name]
+    folder: CheckpointFolder, under: str, imports: dict[str, list[Name]]
 ) -> tuple[list[StoredTensor], list[tuple[str, UnreadableError]]]:
     """The tensors, and by name those of which a piece cannot be read.
 
     Args:
         under: the folder that holds `.metadata`, from the checkpoint's.
-        imports: gets what loading its pickle would import.
+        imports: gets what loading its files would import, by file: `.metadata` and what is no tensor are pickles.
     Raises:
         UnreadableError: the metadata cannot be read.
     """
@@ -39,19 +39,20 @@ def read_distributed(
         content = file.read(MOST)
     if not content:
         raise UnreadableError(f"'{name}' is empty", "empty")
-    metadata = read_pickle(content, f"'{name}'", imports)
+    metadata = read_pickle(content, f"'{name}'", imports.setdefault(name, []))
     state = _state(metadata)
     shapes = {str(key_of(key)): _sizes(value) for key, value in _pairs(state.get("state_dict_metadata"))}
     parts: dict[str, list[_Part]] = {}
+    others: list[tuple[str, _Part]] = []
     for key, value in _pairs(state.get("storage_data")):
         index, place = _state(key_of(key)), _state(value)
         tensor = str(index.get("fqn"))
-        if shapes.get(tensor) is None:
-            continue  # no tensor but bytes: a step, the state of a scheduler
         file = inside(under, str(place["relative_path"]))
-        parts.setdefault(tensor, []).append(
-            _Part(_size(index.get("offset")), file, int(place["offset"]), int(place["length"]))
-        )
+        part = _Part(_size(index.get("offset")), file, int(place["offset"]), int(place["length"]))
+        if shapes.get(tensor) is None:
+            others.append((tensor, part))  # no tensor but bytes: a step, the state of a scheduler
+        else:
+            parts.setdefault(tensor, []).append(part)
     if not shapes:
         raise UnreadableError(f"'{name}' names no tensor: it is none of torch.distributed.checkpoint", "format")
     found, lost = [], []
@@ -59,17 +60,25 @@ def read_distributed(
         if shape is None:
             continue
         try:
-            found.append(_tensor(folder, tensor, shape, sorted(parts.get(tensor, []))))
+            found.append(_tensor(folder, tensor, shape, sorted(parts.get(tensor, [])), imports))
         except UnreadableError as error:
             lost.append((tensor, error))
+    for other, part in others:
+        try:
+            imports.setdefault(part.file, []).extend(read_torch_file(folder, part.file, part.start, part.size).imports)
+        except UnreadableError as error:
+            lost.append((other, error))
     return found, lost
 
 
-def _tensor(folder: CheckpointFolder, name: str, shape: tuple[int, ...], parts: list[_Part]) -> StoredTensor:
+def _tensor(
+    folder: CheckpointFolder, name: str, shape: tuple[int, ...], parts: list[_Part], imports: dict[str, list[Name]]
+) -> StoredTensor:
     pieces: list[Piece] = []
     dtype, ordered, rows = "", True, 0
     for part in parts:
         content = read_torch_file(folder, part.file, part.start, part.size)
+        imports.setdefault(part.file, []).extend(content.imports)
         if len(content.tensors) != 1:
             raise UnreadableError(f"'{part.file}' has no tensor where '{name}' should lie", "format")
         (piece,) = content.tensors

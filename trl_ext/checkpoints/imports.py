@@ -3,6 +3,7 @@
 By lists of what is allowed: whatever else the standard library, torch or numpy offer may be a way to run code.
 """
 
+import re
 import sys
 
 from trl_ext.checkpoints.pickled import Name
@@ -19,14 +20,17 @@ _TENSORS = {
 } | {
     "torch._tensor._rebuild_from_type_v2", "torch.Size", "torch.device", "torch.Tensor", "torch.dtype", "torch.layout",
     "torch.serialization._get_layout", "torch.storage.UntypedStorage", "torch.storage.TypedStorage",
-    "torch.nn.parameter.Parameter", "collections.OrderedDict", "builtins.set", "_codecs.encode",
+    "torch.nn.parameter.Parameter", "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.distributed.checkpoint.filesystem._StoragePrefix", "collections.OrderedDict", "builtins.set",
+    "_codecs.encode",
 }  # fmt: skip
 _DTYPES = {
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
 }  # fmt: skip
-_CLASSES_OF_TORCH = ("torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.device_mesh",
-                     "torch.distributed._shard")  # fmt: skip
+_CLASSES_OF_TORCH = ("torch.distributed.tensor", "torch.distributed.checkpoint.metadata",
+                     "torch.distributed.device_mesh", "torch.distributed._shard")  # fmt: skip
+_OPTIONS_OF_TORCH = ("torch.distributed.fsdp", "torch.optim", "torch.amp", "torch.cuda.amp")
 _PLAIN = {
     "collections": {"OrderedDict", "defaultdict", "deque", "Counter"}, "pathlib": {"PosixPath", "WindowsPath", "Path",
     "PurePosixPath", "PureWindowsPath"}, "datetime": {"datetime", "timedelta", "date", "timezone"},
@@ -37,6 +41,10 @@ _PLAIN = {
     "deepspeed.utils.tensor_fragment": {"fragment_address"},
 }  # fmt: skip
 _NUMPY = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer", "RandomState", "Generator"}
+_OF_OPTIONS = re.compile(
+    r"(Args|Arguments|Config|Strategy|State|States|Type|Plugin|Names|Name|Scaler|Enum|Kwargs|Mode|Backend|Policy|Stage|"
+    r"Offload|Device|Metadata|Version|LR|Scheduler|Optimizer|Format|Level|Option|Options|Prefetch|Precision|Strategies|AdamW?|SGD)\d*$"
+)
 _ECOSYSTEM = {"transformers", "trl", "trl_ext", "peft", "accelerate", "datasets", "bitsandbytes", "deepspeed"}
 
 
@@ -67,6 +75,8 @@ def danger(name: Name, of_a_trainer: bool) -> Severity | None:
         return None if name.name in _NUMPY or (name.module == "numpy.dtypes" and is_class) else Severity.CRITICAL
     if root in sys.stdlib_module_names or (root == "torch" and not is_class) or not root:
         return Severity.CRITICAL
-    if of_a_trainer and is_class:
-        return None if root in _ECOSYSTEM or root == "torch" else Severity.INFO
-    return Severity.WARNING
+    if root == "torch" and not name.module.startswith((*_OPTIONS_OF_TORCH, "torch.nn.modules")):
+        return Severity.CRITICAL  # some of its classes open files when they are made, or compile
+    if of_a_trainer and is_class and (root in _ECOSYSTEM or name.module.startswith(_OPTIONS_OF_TORCH)):
+        return None if _OF_OPTIONS.search(name.name) else Severity.WARNING
+    return Severity.INFO if of_a_trainer and is_class and root != "torch" else Severity.WARNING

@@ -12,6 +12,18 @@ from typing import Any
 from trl_ext.checkpoints.errors import UnreadableError
 
 MOST = 256 << 20  # bytes
+_MOST_OBJECTS = 3_000_000  # of some 70 bytes and more
+_WITHOUT_AN_OBJECT = {
+    "PROTO",
+    "FRAME",
+    "MEMOIZE",
+    "BINGET",
+    "LONG_BINGET",
+    "BINPUT",
+    "LONG_BINPUT",
+    "APPEND",
+    "SETITEM",
+}
 _MARK = object()
 
 
@@ -61,10 +73,15 @@ def read_next_pickle(file: Any, what: str, names: list[Name] | None = None) -> A
     """The next one in a file, which is left behind its end. As `read_pickle`."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    left = _MOST_OBJECTS
     try:
         for opcode, argument, _ in pickletools.genops(file):
             if opcode.name == "STOP":
                 return stack.pop()
+            if opcode.name not in _WITHOUT_AN_OBJECT:
+                left -= 1
+                if left < 0:
+                    raise UnreadableError(f"{what} makes more than {_MOST_OBJECTS:,} objects", "unsafe")
             _follow(opcode.name, argument, stack, memo)
             if names is not None and opcode.name in ("GLOBAL", "STACK_GLOBAL"):
                 names.append(stack[-1])

@@ -159,7 +159,7 @@ def _read_inner(checkpoint: Checkpoint, under: str) -> list[str]:
 def _read_distributed(checkpoint: Checkpoint, under: str, into: list[StoredTensor]) -> str:
     into = checkpoint.optimizer if PurePosixPath(under).name.startswith("optimizer") else into
     name = inside(under, METADATA)
-    imports: list[Name] = []
+    imports: dict[str, list[Name]] = {}
     try:
         tensors, lost = read_distributed(checkpoint.folder, under, imports)
     except UnreadableError as error:
@@ -169,9 +169,10 @@ def _read_distributed(checkpoint: Checkpoint, under: str, into: list[StoredTenso
             of_optimizer = tensor.name.startswith(("optimizer.", "optim."))
             (checkpoint.optimizer if of_optimizer else into).append(tensor)
         checkpoint.problems += [Problem(name, error.kind, f"{tensor}: {error}") for tensor, error in lost]
-    foreign = [one for one in dict.fromkeys(imports) if not is_of_tensors(one)]
-    if foreign:
-        checkpoint.imports[name] = foreign
+    for file, names in imports.items():
+        foreign = [one for one in dict.fromkeys(names) if not is_of_tensors(one)]
+        if foreign:
+            checkpoint.imports[file] = foreign
     return "torch.distributed.checkpoint"
 
 

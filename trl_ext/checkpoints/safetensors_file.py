@@ -8,6 +8,7 @@ since its memory map would count as memory of the process.
 import json
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -31,7 +32,7 @@ def read_safetensors(folder: CheckpointFolder, name: str) -> list[StoredTensor]:
         if size == 0:
             raise UnreadableError(f"'{name}' is empty", "empty")
         header, start = _header(file, name, size)
-        _check(folder, name)
+        _check(file, folder, name)
     header.pop("__metadata__", None)
     tensors = []
     for tensor, entry in header.items():
@@ -43,9 +44,10 @@ def read_safetensors(folder: CheckpointFolder, name: str) -> list[StoredTensor]:
     return tensors
 
 
-def _check(folder: CheckpointFolder, name: str) -> None:
+def _check(file: Any, folder: CheckpointFolder, name: str) -> None:
+    opened = Path(f"/proc/self/fd/{file.fileno()}")  # the very file, whatever its path: the library takes UTF-8 alone
     try:
-        with safe_open((folder.path / name).resolve(), framework="pt"):
+        with safe_open(opened if opened.exists() else (folder.path / name).resolve(), framework="pt"):
             pass
     except SafetensorError as error:
         raise UnreadableError(f"'{name}' is no sound safetensors file: {_cause(error)}", "header") from error

@@ -69,15 +69,15 @@ def read_torch_file(folder: CheckpointFolder, name: str, start: int = 0, size: i
                 f"'{name}' is cut off: {start + size:,} bytes are asked for, it has {whole:,}", "truncated"
             )
         window = _Window(file, start, size)
+        names: list[Name] = []
         beginning = window.read(4)
         window.seek(0)
         if beginning.startswith(b"PK"):
             pickle, storages = _zip(window, name, start)
         elif beginning.startswith(b"\x80"):
-            pickle, storages = _legacy(window, name, start)
+            pickle, storages = _legacy(window, name, start, names)
         else:
             raise UnreadableError(f"'{name}' is cut off or no file of torch.save", "format")
-        names: list[Name] = []
         content = read_pickle(pickle, f"'{name}'", names)
         foreign, tensors, left_out = _content(content, names, name, storages)
     return TorchFile(tensors, foreign, left_out)
@@ -149,10 +149,15 @@ def _zip(window: _Window, name: str, start: int) -> tuple[bytes, dict[str, _Stor
                     raise UnreadableError(f"'{name}' is compressed, as torch.save never does", "format")
             if len({entry.filename.lower() for entry in entries}) < len(entries):
                 raise UnreadableError(f"'{name}' holds one name twice, of which torch may read the other", "unsafe")
+            if _directory(window) != archive.start_dir:
+                raise UnreadableError(f"'{name}' has two directories, of which torch may read the other", "unsafe")
             pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise UnreadableError(f"'{name}' is a zip, but none of torch.save", "format")
             pickle = archive.read(pickles[0])
+            orders = [archive.read(entry) for entry in entries if entry.filename.endswith("/byteorder")]
+            if any(order.strip() != b"little" for order in orders):
+                raise UnreadableError(f"'{name}' was written on a big-endian machine, which is not read", "format")
             storages = {}
             for entry in entries:
                 _, slash, key = entry.filename.rpartition("/data/")
@@ -166,24 +171,40 @@ def _zip(window: _Window, name: str, start: int) -> tuple[bytes, dict[str, _Stor
     return pickle, storages
 
 
+def _directory(window: _Window) -> int:
+    """Where the file's own last record says that its directory begins: there torch looks for it, where zipfile looks in
+    front of that record, whatever it says. torch writes no comment behind."""
+    window.seek(window.size - 22)
+    record = window.read(22)
+    if record[:4] != b"PK\x05\x06":
+        raise UnreadableError("a zip with something behind its end, which torch.save never writes", "unsafe")
+    (offset,) = struct.unpack("<I", record[16:20])
+    if offset == 0xFFFFFFFF or record[10:12] == b"\xff\xff" or record[12:16] == b"\xff\xff\xff\xff":
+        window.seek(window.size - 42)
+        locator = window.read(20)
+        window.seek(struct.unpack("<Q", locator[8:16])[0])
+        (offset,) = struct.unpack("<Q", window.read(56)[48:56])
+    return offset
+
+
 def _data_offset(window: _Window, entry: zipfile.ZipInfo) -> int:
     window.seek(entry.header_offset + 26)
     name_length, extra_length = struct.unpack("<HH", window.read(4))
     return entry.header_offset + 30 + name_length + extra_length
 
 
-def _legacy(window: _Window, name: str, start: int) -> tuple[bytes, dict[str, _Storage]]:
+def _legacy(window: _Window, name: str, start: int, names: list[Name]) -> tuple[bytes, dict[str, _Storage]]:
     """Pickles one after the other (magic number, version, machine, content, keys of storages), then each storage with
     its length before it."""
     what = f"'{name}'"
     for number in _LEGACY:
-        if read_next_pickle(window, what) != number:
+        if read_next_pickle(window, what, names) != number:
             raise UnreadableError(f"{what} is a pickle, but no file of torch.save: it is not read", "unsafe")
-    read_next_pickle(window, what)
+    read_next_pickle(window, what, names)
     begin = window.tell()
     content = read_next_pickle(window, what)
     end = window.tell()
-    keys = read_next_pickle(window, what)
+    keys = read_next_pickle(window, what, names)
     widths = {key: _width(dtype) for key, dtype in _storages_in(content, 0, _Budget(name))}
     storages = {}
     for key in keys:

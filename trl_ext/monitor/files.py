@@ -72,6 +72,7 @@ class LineFile:
             self.session = 1 + max((s for s in sessions if isinstance(s, int)), default=0)
 
     def append(self, line: str) -> None:
+        self._open_again_if_deleted()
         if self._file is None:
             return
         data = (line if self._fresh else "\n" + line).encode() + b"\n"
@@ -80,6 +81,18 @@ class LineFile:
         except OSError as error:
             self._on_error(self._path, error)
             self._fresh = False
+
+    def _open_again_if_deleted(self) -> None:
+        """Somebody may delete the folder of a run that goes on: what is still written would be lost without a word."""
+        if self._file is None or os.path.lexists(self._path):
+            return
+        self._file.close()
+        self._file, self._fresh = None, True
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - held open for the rest of the run
+        except OSError as error:
+            self._on_error(self._path, error)
 
     def close(self) -> None:
         if self._file is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trl_ext.checkpoints.errors import printable
 from trl_ext.checkpoints.groups import GroupStatistics, members_of, samples_of
 from trl_ext.checkpoints.health.finding import HealthFinding
 from trl_ext.checkpoints.health.judging import CheckpointHealth
@@ -35,7 +36,7 @@ def write_report(verdict: CheckpointHealth | RunHealth, folder: Path) -> list[Pa
         folder.mkdir(parents=True, exist_ok=True)
         picture, text = folder / PICTURE_FILE, folder / MARKDOWN_FILE
         _draw(verdict, picture)
-        text.write_text(markdown(verdict), encoding="utf-8")
+        text.write_text(markdown(verdict), encoding="utf-8", errors="replace")  # names from files of others
     except OSError as error:
         raise UserError(f"cannot write the report into {folder}: {error.strerror or error}") from error
     return [text, picture]
@@ -51,8 +52,8 @@ def _of_checkpoint(health: CheckpointHealth) -> list[str]:
     whole = health.whole
     lines = [
         f"# {_escaped(health.checkpoint.path.resolve().name)}: {health.status}, {health.score:.2f}", "",
-        f"`{health.checkpoint.path}`: {health.checkpoint.form}, {len(health.measured.tensors):,} tensors, "
-        f"{whole.elements:,} parameters, {size_text(sum(health.checkpoint.files.values()))}.", "",
+        f"`{printable(str(health.checkpoint.path))}`: {health.checkpoint.form}, "
+        f"{len(health.measured.tensors):,} tensors, {whole.elements:,} parameters, {size_text(sum(health.checkpoint.files.values()))}.", "",
         *_findings(health.findings), f"![weights]({PICTURE_FILE})", "", "## Weights", "",
         *_groups([*health.groups, whole]),
     ]  # fmt: skip
@@ -72,7 +73,7 @@ def _of_run(run: RunHealth) -> list[str]:
              f"![trend]({PICTURE_FILE})", "", *_findings(run.findings)]  # fmt: skip
     for health in run.checkpoints:
         if health.severity is not None and health.severity > "info":
-            lines += [f"## {health.checkpoint.path.name}", "", *_findings(health.findings)]
+            lines += [f"## {printable(health.checkpoint.path.name)}", "", *_findings(health.findings)]
     return lines
 
 
@@ -133,15 +134,19 @@ def _draw(verdict: CheckpointHealth | RunHealth, path: Path) -> None:
 
 def _draw_checkpoint(figure: Any, health: CheckpointHealth) -> None:
     groups = [group for group in health.groups if not math.isnan(group.std)][:_SHOWN]
-    layers = health.layers
+    layers = [layer for layer in health.layers if not math.isnan(layer.norm)]
     columns = min(4, max(len(groups), 1))
     lines = math.ceil(len(groups) / columns)
     figure.set_size_inches(max(3.0 * columns, 7), 2.3 * lines + (2.8 if layers else 0) + 0.6)
     figure.suptitle(
-        f"{health.checkpoint.path.resolve().name}: {health.status}, {health.score:.2f}", fontsize=12,
+        f"{printable(health.checkpoint.path.resolve().name)}: {health.status}, {health.score:.2f}", fontsize=12,
         fontweight="bold", x=0.01, ha="left",
     )  # fmt: skip
     grid = figure.add_gridspec(max(lines, 1) + (1 if layers else 0), columns)
+    if not groups:
+        axes = figure.add_subplot(grid[0, 0])
+        axes.axis("off")
+        axes.text(0.0, 0.5, "No weight is a finite number: nothing to draw.", fontsize=11)
     for i, group in enumerate(groups):
         axes = figure.add_subplot(grid[i // columns, i % columns])
         _plain(axes, f"{group.name}, {group.elements:,}")
@@ -181,8 +186,10 @@ def _draw_layers(axes: Any, layers: Sequence[GroupStatistics]) -> None:
 
 def _draw_run(figure: Any, run: RunHealth) -> None:
     figure.set_size_inches(8, 6.4)
-    figure.suptitle(f"{run.path.resolve().name}: {len(run.checkpoints)} checkpoints", fontsize=12, fontweight="bold",
-                    x=0.01, ha="left")  # fmt: skip
+    figure.suptitle(
+        f"{printable(run.path.resolve().name)}: {len(run.checkpoints)} checkpoints", fontsize=12, fontweight="bold",
+        x=0.01, ha="left",
+    )  # fmt: skip
     points = run.trend.points
     for i, (title, lines) in enumerate((
         ("Drift of the weights (norm of the change by the norm)",

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_ext.checkpoints.drift import Drift
+from trl_ext.checkpoints.errors import printable
 from trl_ext.checkpoints.groups import GroupStatistics
 from trl_ext.checkpoints.health.finding import HealthFinding
 from trl_ext.checkpoints.health.judging import CheckpointHealth
@@ -16,6 +17,7 @@ from trl_ext.checkpoints.run_folder import RunHealth
 from trl_ext.monitor.alerts import Severity
 from trl_ext.reporting.replay_table import SEVERITY_STYLES, plain_console
 
+_NARROW = 72  # columns, below which a table would cut the names of tensors
 STATUS_STYLES = {"healthy": "green", "suspicious": "yellow", "damaged": "red", "unusable": "bold red"}
 
 
@@ -25,7 +27,7 @@ def health_text(health: CheckpointHealth, console: Console | None = None) -> str
     with console.capture() as capture:
         console.print(_heading(health), soft_wrap=True)
         if health.findings:
-            console.print(findings_table(health.findings))
+            _print_findings(console, health.findings)
         if health.groups:
             groups = [*health.groups, *([health.whole] if len(health.groups) > 1 else [])]
             console.print(groups_table(groups, narrow=console.width < 90))
@@ -38,7 +40,7 @@ def run_text(run: RunHealth, console: Console | None = None) -> str:
     """A line for each checkpoint, what is wrong with them, and the trend."""
     console = console or plain_console()
     with console.capture() as capture:
-        heading = Text(str(run.path), style="bold")
+        heading = Text(printable(str(run.path)), style="bold")
         heading.append(f"  {len(run.checkpoints)} checkpoints", style="not bold")
         console.print(heading, soft_wrap=True)
         console.print(_run_table(run, console.width))
@@ -46,7 +48,7 @@ def run_text(run: RunHealth, console: Console | None = None) -> str:
             console.print(Text(f"{name}: {reason}", style="red"), soft_wrap=True)
         findings = [*run.findings, *_worth_telling(run)]
         if findings:
-            console.print(findings_table(findings))
+            _print_findings(console, findings)
     return capture.get().rstrip("\n")
 
 
@@ -64,7 +66,7 @@ def _worth_telling(run: RunHealth) -> list[HealthFinding]:
 
 
 def _heading(health: CheckpointHealth) -> Text:
-    heading = Text(str(health.checkpoint.path), style="bold")
+    heading = Text(printable(str(health.checkpoint.path)), style="bold")
     whole = health.whole
     heading.append(
         f"  {health.checkpoint.form}, {len(health.measured.tensors):,} tensors, {whole.elements:,} parameters, "
@@ -72,6 +74,17 @@ def _heading(health: CheckpointHealth) -> Text:
     )  # fmt: skip
     heading.append(f"{health.status}, {health.score:.2f}", style=STATUS_STYLES[health.status])
     return heading
+
+
+def _print_findings(console: Console, findings: Sequence[HealthFinding]) -> None:
+    if console.width >= _NARROW:
+        console.print(findings_table(findings))
+        return
+    for finding in findings:
+        console.print(Text(f"\n{finding.severity.value} {finding.rule}", style=SEVERITY_STYLES[finding.severity]))
+        console.print(Text(finding.message))
+        console.print(Text(finding.advice, style="dim"))
+    console.print()
 
 
 def findings_table(findings: Sequence[HealthFinding]) -> Table:

@@ -29,6 +29,15 @@ def wrapped_names(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
+def config_contradicts_itself(case: Case) -> Iterator[HealthFinding]:
+    if case.contradiction:
+        yield HealthFinding(
+            "config_contradiction", Severity.WARNING,
+            f"Transformers cannot build {case.architecture} with config.json: {case.contradiction}",
+            "It will not load: copy the config.json that was saved with these weights.",
+        )  # fmt: skip
+
+
 def tensors_lost(case: Case) -> Iterator[HealthFinding]:
     if case.differences is None:
         return
@@ -59,8 +68,9 @@ def tensors_unexpected(case: Case) -> Iterator[HealthFinding]:
         if not ("layers_extra" in said and layer_of(name) is not None) and not VALUE_HEAD.search(name)
     ]  # fmt: skip
     if more:
+        in_layers = any(layer_of(name) is not None for name in more)  # elsewhere it may be a head of another task
         yield HealthFinding(
-            "tensors_unexpected", Severity.WARNING,
+            "tensors_unexpected", Severity.WARNING if in_layers else Severity.INFO,
             f"{counted(more)} that {case.architecture} does not have: {listed(more)}",
             "from_pretrained leaves them out: config.json is of another model, or names were changed.", more[0],
             named(more),
@@ -93,4 +103,4 @@ def _said(case: Case) -> set[str]:
     return {finding.rule for rule in (vocabulary, value_head, layers, embedding_missing) for finding in rule(case)}
 
 
-RULES: tuple[Rule, ...] = (wrapped_names, tensors_lost, tensors_unexpected, shapes)
+RULES: tuple[Rule, ...] = (config_contradicts_itself, wrapped_names, tensors_lost, tensors_unexpected, shapes)

@@ -178,7 +178,9 @@ def unfinished_save(case: Case) -> Iterator[HealthFinding]:
 def imports_of_pickles(case: Case) -> Iterator[HealthFinding]:
     """What `torch.load(weights_only=False)` would import, and could run."""
     for file, names in case.checkpoint.imports.items():
-        of_a_trainer = is_trainer_state(file) or file.endswith((METADATA, "_model_states.pt", "_optim_states.pt"))
+        of_a_trainer = is_trainer_state(file) or file.endswith(
+            (METADATA, ".distcp", "_model_states.pt", "_optim_states.pt")
+        )
         judged = [(severity, str(name)) for name in names if (severity := danger(name, of_a_trainer)) is not None]
         if not judged:
             continue

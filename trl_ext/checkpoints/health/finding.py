@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from trl_ext.checkpoints.architecture import Differences, architecture_of
+from trl_ext.checkpoints.architecture import Differences
+from trl_ext.checkpoints.architecture_process import differences
 from trl_ext.checkpoints.errors import printable
 from trl_ext.checkpoints.measuring import Measured
 from trl_ext.checkpoints.naming import step_of
@@ -101,10 +102,19 @@ class Case:
         """Of the tensors that are numbers as they are, by name."""
         return {tensor.name: tensor.shape for tensor in self.checkpoint.tensors if tensor.form is None}
 
-    @cached_property
+    @property
     def differences(self) -> Differences | None:
         """From what config.json describes; `None` where that cannot be told, or where files are not as they should be,
         which is said elsewhere."""
+        return self._built if isinstance(self._built, Differences) else None
+
+    @property
+    def contradiction(self) -> str | None:
+        """What Transformers says to config.json where it cannot build a model of it."""
+        return self._built if isinstance(self._built, str) else None
+
+    @cached_property
+    def _built(self) -> Differences | str | None:
         stored = [one for one in self.checkpoint.tensors
                   if any(MODEL_FILE.fullmatch(piece.file) for piece in one.pieces) or not one.pieces]  # fmt: skip
         shards = {shard for weight_map in self.checkpoint.indices.values() for shard in weight_map.values()}
@@ -114,8 +124,7 @@ class Case:
         complete = shards <= self.checkpoint.files.keys() and indexed <= {one.name for one in stored}
         if not stored or packed or unread or self.is_adapter or not complete:
             return None
-        architecture = architecture_of(self.config)
-        return None if architecture is None else architecture.compared({one.name: one.shape for one in stored})
+        return differences(self.config, {one.name: one.shape for one in stored})
 
 
 Rule = Callable[[Case], Iterator[HealthFinding]]

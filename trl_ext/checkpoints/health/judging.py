@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trl_ext.checkpoints.architecture_process import prepare
 from trl_ext.checkpoints.errors import UnreadableError
 from trl_ext.checkpoints.groups import GroupStatistics, by_group, by_layer, whole
 from trl_ext.checkpoints.health import adapter, architecture, configuration, files, reference, resuming, weights
@@ -142,6 +143,7 @@ def judge(
     """
     checkpoint = open_checkpoint(path)
     other = reference if reference is None or isinstance(reference, Checkpoint) else open_checkpoint(reference)
+    prepare(checkpoint.documents.get("config.json"))
     measured = measure(checkpoint, other, workers)
     case = Case(checkpoint, measured, other)
     return CheckpointHealth(checkpoint, measured, findings_of(case, RULES), case.step)

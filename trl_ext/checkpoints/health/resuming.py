@@ -13,7 +13,7 @@ from trl_ext.checkpoints.naming import step_of
 from trl_ext.checkpoints.stored import StoredTensor
 from trl_ext.monitor.alerts import Severity
 
-_STARTS = 64 << 10  # bytes of each state that are looked at
+_PART, _PARTS_OF_A_STATE = 32 << 10, 8  # bytes of an optimizer's state that are looked at
 _MOMENTS = (torch.float32, torch.bfloat16, torch.float16)
 _PARTS = {
     "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt|.*_optim_states\.pt"),
@@ -71,12 +71,12 @@ def optimizer_state(case: Case) -> Iterator[HealthFinding]:
 
 
 def optimizer_finite(case: Case) -> Iterator[HealthFinding]:
-    """The start of each state: what makes one element NaN, a norm that is clipped by, makes all so."""
+    """Some parts of each state: what makes one element NaN, a norm that is clipped by, mostly makes all so."""
     if any(one.nan for one in case.measured.tensors.values()):
         return  # said of the weights
-    starts = [_start(tensor) for tensor in case.checkpoint.optimizer if tensor.torch_dtype in _MOMENTS]
+    looked_at = [_parts(tensor) for tensor in case.checkpoint.optimizer if tensor.torch_dtype in _MOMENTS]
     bad = []
-    for done in map_blocks(case.checkpoint.folder, starts, moments_of):
+    for done in map_blocks(case.checkpoint.folder, looked_at, moments_of):
         if done.error is None and done.result is not None and (done.result.nan or done.result.infinite):
             bad.append(done.tensor.name)
     if bad:
@@ -89,8 +89,15 @@ def optimizer_finite(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
-def _start(tensor: StoredTensor) -> StoredTensor:
-    pieces = [replace(piece, size=min(piece.size, _STARTS)) for piece in tensor.pieces[:1]]
+def _parts(tensor: StoredTensor) -> StoredTensor:
+    """The first, the last and those between at even distances."""
+    pieces = []
+    for piece in tensor.pieces[:_PARTS_OF_A_STATE]:
+        few = max(1, _PARTS_OF_A_STATE // len(tensor.pieces))
+        size = min(piece.size, _PART)
+        for i in range(few if piece.size > size else 1):
+            begin = (piece.size - size) * i // max(few - 1, 1) // 8 * 8
+            pieces.append(replace(piece, offset=piece.offset + begin, size=size))
     elements = sum(piece.size for piece in pieces) // tensor.read_as.itemsize
     return replace(tensor, shape=(elements,), pieces=tuple(pieces))
 

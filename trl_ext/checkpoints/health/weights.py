@@ -15,7 +15,7 @@ _LARGEST = {"norm": 1e3, "attention": 5.0, "MLP": 5.0}  # root mean squares, far
 _MANY = 1024  # elements: what is smaller may be a scale, or a toy
 _FP16_LARGEST = 65504.0
 _BUFFER = re.compile(r"mask|running_(mean|var)|inv_freq")
-_MAY_BE_ZERO = re.compile(r"bias|_integer$|position|token_type")  # from the start on
+_MAY_BE_ZERO = re.compile(r"bias|_integer$|position|token_type|codebook")  # from the start on
 _PEFT = ("LoRA A", "LoRA B", "adapter")  # judged in adapter.py
 
 
@@ -157,7 +157,8 @@ def zero_norms(case: Case) -> Iterator[HealthFinding]:
              if group_of(one.tensor.name) == "norm" and one.tensor.name.endswith("weight") and _is_float(one)
              and len(one.tensor.shape) == 1 and one.tensor.elements > 1]  # fmt: skip
     zero = [one.tensor.name for one in norms if one.zeros == one.tensor.elements]
-    if zero and (len(zero) <= len(norms) / 2 or case.step):
+    trained = case.step or "training_args.bin" in case.checkpoint.files
+    if zero and (len(zero) <= len(norms) / 2 or trained):
         yield HealthFinding(
             "zero_norm", Severity.WARNING,
             f"the scale of {counted(zero, 'normalization')} of {len(norms):,} is all zero: {listed(zero)}",
