@@ -53,7 +53,8 @@ def _of_checkpoint(health: CheckpointHealth) -> list[str]:
     lines = [
         f"# {_escaped(health.checkpoint.path.resolve().name)}: {health.status}, {health.score:.2f}", "",
         f"`{printable(str(health.checkpoint.path))}`: {health.checkpoint.form}, "
-        f"{len(health.measured.tensors):,} tensors, {whole.elements:,} parameters, {size_text(sum(health.checkpoint.files.values()))}.", "",
+        f"{len(health.measured.tensors):,} tensors, {whole.elements:,} parameters, "
+        f"{size_text(sum(health.checkpoint.files.values()))}.", "",
         *_findings(health.findings), f"![weights]({PICTURE_FILE})", "", "## Weights", "",
         *_groups([*health.groups, whole]),
     ]  # fmt: skip
