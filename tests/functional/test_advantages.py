@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from trl_ext.functional import gae, leave_one_out
+from trl_ext.functional import (
+    against_the_batch,
+    against_the_mean,
+    gae,
+    gae_over_turns,
+    leave_one_out,
+    scaled_by_group,
+)
 
 
 def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():
@@ -86,3 +93,58 @@ def test_with_lambda_1_the_return_is_the_discounted_reward_to_come_whatever_the_
     _, returns = gae(rewards, values, torch.ones_like(rewards), 0.9, 1.0)
     expected = torch.stack([sum(0.9**k * rewards[:, t + k] for k in range(9 - t)) for t in range(9)], 1)
     torch.testing.assert_close(returns, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_against_the_batch_leaves_out_each_completion_whatever_its_prompt():
+    rewards = torch.tensor([[1.0, math.nan], [4.0, 7.0]])
+    expected = torch.tensor([[1 - (4 + 7) / 2, 0.0], [4 - (1 + 7) / 2, 7 - (1 + 4) / 2]])
+    torch.testing.assert_close(against_the_batch(rewards), expected)
+    assert against_the_batch(torch.tensor([[3.0]])).item() == 0.0
+
+
+def test_against_the_mean_is_leave_one_out_times_g_minus_1_over_g():
+    rewards = torch.randn(5, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    torch.testing.assert_close(against_the_mean(rewards), leave_one_out(rewards) * 3 / 4)
+    rewards[0, 1] = math.nan
+    got = against_the_mean(rewards)
+    assert got[0, 1] == 0 and got[0].sum().abs() < 1e-12
+
+
+def test_two_completions_make_rloo_half_the_difference_doubled():
+    """With k = 2 leave-one-out is the difference of the two, and the mean's is half of it."""
+    rewards = torch.tensor([[3.0, 1.0]])
+    assert leave_one_out(rewards).tolist() == [[2.0, -2.0]] and against_the_mean(rewards).tolist() == [[1.0, -1.0]]
+
+
+def test_scaling_by_group_divides_by_the_unbiased_deviation_of_the_whole_group():
+    rewards = torch.tensor([[1.0, 2.0, 6.0], [5.0, 5.0, 5.0], [1.0, math.nan, 3.0], [2.0, math.nan, math.nan]])
+    advantages = torch.ones_like(rewards)
+    got = scaled_by_group(advantages, rewards)
+    std = torch.tensor([[1.0, 2.0, 6.0]]).std().item()
+    torch.testing.assert_close(got[0], advantages[0] / (std + 1e-4))
+    torch.testing.assert_close(got[2], advantages[2] / (2**0.5 + 1e-4))
+    assert got[3].tolist() == [1.0, 1.0, 1.0]  # of one there is no deviation
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8), (0.0, 0.5)])
+def test_gae_over_turns_is_gae_of_one_step_a_turn(gamma, lam):
+    """Turns of 2, 1 and 3 tokens between answers, in rows that begin and end with either."""
+    mask = torch.tensor([[1, 1, 0, 1, 0, 0, 1, 1, 1], [0, 1, 1, 0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0]])
+    generator = torch.Generator().manual_seed(3)
+    rewards, values = torch.randn(2, 3, 9, generator=generator, dtype=torch.float64)
+    advantages, returns, starts = gae_over_turns(rewards, values, mask, gamma, lam)
+    for row, turns in enumerate([[(0, 2), (3, 4), (6, 9)], [(1, 3), (4, 5)], []]):
+        steps = [rewards[row, a:b].sum().item() for a, b in turns]
+        at = [values[row, a].item() for a, _ in turns]
+        expected = advantages_written_out(steps, at, gamma, lam)
+        assert starts[row].nonzero().flatten().tolist() == [a for a, _ in turns]
+        for (a, b), advantage, value in zip(turns, expected, at, strict=True):
+            torch.testing.assert_close(advantages[row, a:b], torch.full((b - a,), advantage, dtype=torch.float64))
+            assert returns[row, a].item() == pytest.approx(advantage + value)
+        assert not advantages[row][mask[row] == 0].any() and not returns[row][starts[row] == 0].any()
+
+
+def test_one_turn_with_lambda_1_has_the_reward_less_the_first_value():
+    mask = torch.ones(1, 4)
+    advantages, _, _ = gae_over_turns(torch.ones(1, 4), torch.tensor([[0.5, 9.0, 9.0, 9.0]]), mask, 1.0, 1.0)
+    assert advantages.tolist() == [[3.5, 3.5, 3.5, 3.5]]

@@ -29,7 +29,8 @@ def train(case, folder, processes):
     baseline = case.split("-")[0]
     trainer = loo_trainer(
         folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
-        num_iterations=2, normalize_advantages=baseline == "value", whiten_rewards=baseline == "value", trainer=extra,
+        num_iterations=2, advantage_normalize="batch" if baseline == "value" else "none",
+        whiten_rewards=baseline == "value", trainer=extra,
         **SGD | {"learning_rate": 0.3},
     )  # fmt: skip
     trainer.train()

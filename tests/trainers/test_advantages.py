@@ -123,7 +123,7 @@ def test_ppo_puts_the_score_on_the_state_after_the_last_token_where_the_row_has_
     """As stock PPO: that state has a value and a return, and the log-probabilities there get no advantage."""
     trainer = ppo_trainer(
         tmp_path, per_device_train_batch_size=16, gradient_accumulation_steps=1, kl_coef=0.05, gamma=0.95, lam=0.9,
-        whiten_rewards=whiten, missing_eos_penalty=0.7, num_ppo_epochs=1, normalize_advantages=False,
+        whiten_rewards=whiten, missing_eos_penalty=0.7, num_ppo_epochs=1, advantage_normalize="none",
         trainer={"rollout_func": fixed_rollouts(eos_every=3)},
     )  # fmt: skip
     trainer.ref_model.load_state_dict(policy(seed=5).state_dict())
@@ -150,13 +150,13 @@ def test_ppo_puts_the_score_on_the_state_after_the_last_token_where_the_row_has_
 
 def test_normalised_advantages_have_mean_0_and_std_1_over_the_tokens_that_learn(tmp_path):
     trainer = loo_trainer(
-        tmp_path, baseline="value", normalize_advantages=True, trainer={"rollout_func": fixed_rollouts()}
+        tmp_path, baseline="value", advantage_normalize="batch", trainer={"rollout_func": fixed_rollouts()}
     )
     output = scored(trainer)
     kept = output["advantages"][output["completion_mask"].bool()]
     assert kept.mean().item() == pytest.approx(0, abs=1e-6) and kept.std().item() == pytest.approx(1, abs=1e-4)
     assert not output["advantages"][~output["completion_mask"].bool()].any()
-    output = scored(loo_trainer(tmp_path, normalize_advantages=True))
+    output = scored(loo_trainer(tmp_path, advantage_normalize="batch"))
     assert output["advantages"].std().item() == pytest.approx(1, abs=1e-4)
 
 

@@ -4,21 +4,32 @@ Notation: B completions of at most T tokens. A `mask` (B, T) is 1 where the poli
 (padding, tool results, completions that could not be scored).
 """
 
-from .advantages import gae, leave_one_out
+from .advantages import (
+    against_the_batch,
+    against_the_mean,
+    gae,
+    gae_over_turns,
+    leave_one_out,
+    scaled_by_group,
+)
 from .kl import kl_estimate
 from .log_probs import token_log_probs
 from .losses import clipped_value_loss, explained_variance
 from .masking import at_last_token, masked_mean, masked_whiten, with_terminal_state
 
 __all__ = [
+    "against_the_batch",
+    "against_the_mean",
     "at_last_token",
     "clipped_value_loss",
     "explained_variance",
     "gae",
+    "gae_over_turns",
     "kl_estimate",
     "leave_one_out",
     "masked_mean",
     "masked_whiten",
+    "scaled_by_group",
     "token_log_probs",
     "with_terminal_state",
 ]

@@ -26,6 +26,75 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
     return torch.where(scorable & (others_count > 0), advantages, torch.zeros_like(rewards))
 
 
+def against_the_batch(rewards: torch.Tensor) -> torch.Tensor:
+    """Leave-one-out over a whole batch: A_i = r_i - mean_{j != i} r_j, whatever prompt j answers.
+
+    The baseline of a completion without a sibling: it does not depend on the completion, so the gradient stays
+    unbiased; how hard its prompt is stays in the advantage.
+
+    Args:
+        rewards (`torch.Tensor` of any shape): NaN marks an unscorable completion.
+    Returns:
+        `torch.Tensor` of the same shape; unscorable completions, and one without any other, get 0.
+    """
+    return leave_one_out(rewards.reshape(1, -1)).view_as(rewards) if rewards.numel() > 1 else torch.zeros_like(rewards)
+
+
+def against_the_mean(rewards: torch.Tensor) -> torch.Tensor:
+    """A_i = r_i - mean_j r_j over the group, itself included: GRPO's without its standard deviation, which is
+    (G - 1) / G of the leave-one-out advantage.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(num_prompts, num_generations)`): NaN marks an unscorable completion.
+    Returns:
+        `torch.Tensor` of the same shape; unscorable completions get 0.
+    """
+    return (rewards - rewards.nanmean(1, keepdim=True)).nan_to_num(0.0)
+
+
+def scaled_by_group(advantages: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
+    """Advantages by the standard deviation of the rewards of their own group, itself included (unbiased, plus 1e-4 as
+    in GRPO); groups of fewer than two scorable completions stay as they are.
+
+    Never by the deviation of the others alone: that weighs each completion by how alike its siblings are.
+
+    Args:
+        advantages, rewards (`torch.Tensor` of shape `(num_prompts, num_generations)`): NaN marks an unscorable reward.
+    """
+    assert advantages.shape == rewards.shape and rewards.dim() == 2, (advantages.shape, rewards.shape)
+    count = (~rewards.isnan()).sum(1, keepdim=True)
+    squares = (rewards - rewards.nanmean(1, keepdim=True)).square().nansum(1, keepdim=True)
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(count > 1, advantages / (std + 1e-4), advantages)
+
+
+def gae_over_turns(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Generalised advantage estimation whose steps are turns: runs of tokens with mask 1, what the policy says before
+    its environment answers.
+
+    The value of a turn is that of the state before its first token, its reward the sum over its tokens; every token of
+    a turn gets the turn's advantage. `gamma` and `lam` are per turn.
+
+    Args:
+        rewards, values, mask (`torch.Tensor` of shape `(B, T)`).
+    Returns:
+        advantages `(B, T)`, 0 where mask is 0; returns and their mask `(B, T)`, on the first token of each turn alone:
+        the states whose value is learned.
+    """
+    assert rewards.dim() == 2 and rewards.shape == values.shape == mask.shape, (rewards.shape, values.shape)
+    inside = mask.bool()
+    starts = inside & ~torch.nn.functional.pad(inside, (1, 0))[:, :-1]
+    turn = (starts.cumsum(1) - 1).clamp(min=0)  # of each token; what is outside of turns is masked below
+    turns = max(int(starts.sum(1).max()), 1)
+    empty = torch.zeros(len(rewards), turns, dtype=values.dtype, device=values.device)
+    of_turns = [empty.scatter_add(1, turn, (x * y).to(values.dtype)) for x, y in ((rewards, mask), (values, starts))]
+    exists = empty.scatter_add(1, turn, starts.to(values.dtype))
+    advantages, returns = gae(*of_turns, exists, gamma, lam)
+    return advantages.gather(1, turn) * mask, returns.gather(1, turn) * starts, starts.to(mask.dtype)
+
+
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -52,7 +52,9 @@ class PPOConfig(ReinforceLOOConfig):
     loss_type: str = field(default="bnpo", metadata={"help": "See `GRPOConfig`. 'bnpo' is the stock aggregation."})
     baseline: Literal["loo", "value"] = field(default="value", metadata={"help": "PPO's is the value function."})
     num_generations: int = field(default=1, metadata={"help": "Completions a prompt; stock PPO has one."})
-    normalize_advantages: bool = field(default=True, metadata={"help": "As the stock trainer, which always does."})
+    advantage_normalize: Literal["none", "group", "batch"] = field(
+        default="batch", metadata={"help": "As the stock trainer, which always does over the batch."}
+    )
 
     num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over one batch of rollouts."})
     num_mini_batches: int = field(default=1, metadata={"help": "Optimizer steps in one pass."})

@@ -1,19 +1,33 @@
-"""The frozen reference model: the policy as it was given, not as its name would load it."""
+"""The reference model: the policy as it was given, not as its name would load it; frozen, or following the policy."""
 
 import copy
+import os
+import re
 from contextlib import contextmanager
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
-from transformers import PreTrainedModel
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import is_peft_available
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import disable_dropout_in_model
 
+from ..errors import UserError
+
 try:
     from trl.trainer.utils import add_fused_lm_head
 except ImportError:  # before TRL 1.15 log-probabilities come from logits
     add_fused_lm_head = None
+
+
+REFERENCE_ADAPTER = "ref"  # GRPOTrainer scores the reference with an adapter of this name where there is one
+_OF_REFERENCE = re.compile(rf"\.{REFERENCE_ADAPTER}(?=\.|$)")
+_FOLDER = "reference"
 
 
 def is_peft(model, peft_config=None) -> bool:
@@ -61,3 +75,118 @@ def prepare_reference(ref_model: nn.Module, trainer) -> nn.Module:
     if trainer.is_fsdp_enabled:
         return prepare_fsdp(ref_model, accelerator)
     return accelerator.prepare_model(ref_model, evaluation_mode=True)
+
+
+class ReferenceUpdateCallback(TrainerCallback):
+    """Moves the reference towards the policy after optimizer steps; added by the trainer itself.
+
+    `periodic`: the reference becomes the policy every `ref_update_interval` steps. `ema`: after every step
+    reference <- tau * reference + (1 - tau) * policy; the reference is kept in float32 for that, since a thousandth of
+    a step is lost in bfloat16.
+
+    Weights are matched by name. Under ZeRO-3 they are gathered one by one; under DDP and FSDP2 every process moves what
+    it holds.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args, state, control, **_):
+        if args.reference == "ema":
+            move_reference(self._trainer, args.ema_tau)
+        elif state.global_step % args.ref_update_interval == 0:
+            move_reference(self._trainer, 0.0)
+
+
+@torch.no_grad()
+def move_reference(trainer: Any, tau: float) -> None:
+    """reference <- tau * reference + (1 - tau) * policy."""
+    policy = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+    for name, reference in reference_parameters(trainer).items():
+        own = policy[_trained_name(name) or name]
+        with _gathered([reference, own]):
+            if tau == 0.0:
+                reference.copy_(own)
+            else:
+                reference.lerp_(own.to(reference.dtype), 1.0 - tau)
+
+
+def reference_parameters(trainer: Any) -> dict[str, nn.Parameter]:
+    """Of the reference model, or of the adapter that stands for it."""
+    if trainer.ref_model is not None:
+        return dict(trainer.accelerator.unwrap_model(trainer.ref_model).named_parameters())
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: parameter for name, parameter in policy.named_parameters() if _trained_name(name)}
+
+
+def _trained_name(name: str) -> str | None:
+    """The weight of the adapter that trains, for one of the reference's adapter; `None` for any other."""
+    found, count = _OF_REFERENCE.subn(".default", name)
+    return found if count else None
+
+
+def add_reference_adapter(model: Any) -> None:
+    """A frozen copy of the adapter that trains, beside it.
+
+    It takes as much memory as the adapter's weights in float32, without gradients or optimizer states.
+    """
+    if REFERENCE_ADAPTER not in model.peft_config:
+        model.add_adapter(REFERENCE_ADAPTER, model.peft_config["default"])
+    for name, parameter in model.named_parameters():
+        if (trained := _trained_name(name)) is not None:
+            parameter.data = model.get_parameter(trained).data.to(torch.float32, copy=True)
+            parameter.requires_grad_(False)
+
+
+def save_reference(trainer: Any, folder: str) -> None:
+    """Its weights, whole, into `folder/reference/model.safetensors`, from the main process; all must call it."""
+    state = {}
+    for name, parameter in reference_parameters(trainer).items():
+        with _gathered([parameter]):
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if trainer.args.should_save:
+                state[name] = whole.detach().to("cpu", copy=True).contiguous()
+    if trainer.args.should_save:
+        os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
+        save_file(state, os.path.join(folder, _FOLDER, "model.safetensors"))
+
+
+@torch.no_grad()
+def load_reference(trainer: Any, folder: str) -> None:
+    """What `save_reference` wrote.
+
+    Raises:
+        UserError: it is not there, or of another model.
+    """
+    path = os.path.join(folder, _FOLDER, "model.safetensors")
+    parameters = reference_parameters(trainer)
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            if names != parameters.keys():
+                raise UserError(
+                    f"{path} is of another reference: its weights have other names; resume with the same model"
+                )
+            for name, parameter in parameters.items():
+                whole = file.get_tensor(name).to(parameter.device)
+                with _gathered([parameter]):
+                    if isinstance(parameter, DTensor):
+                        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+                    parameter.copy_(whole)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"the reference cannot be restored from {path}: resume from a checkpoint of a run with "
+            f"reference='{trainer.args.reference}', or set reference='frozen'"
+        ) from error
+
+
+@contextmanager
+def _gathered(parameters: list[nn.Parameter]):
+    """Whole under ZeRO-3, where each process holds a part of every weight."""
+    if not is_deepspeed_zero3_enabled():
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
+        yield

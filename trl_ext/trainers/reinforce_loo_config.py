@@ -1,10 +1,11 @@
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 from trl import GRPOConfig
 
 from ..errors import UserError
+from .baselines import GROUP_BASELINES
 from .batches import launched_processes, require_divisible
 
 
@@ -18,24 +19,60 @@ class ReinforceLOOConfig(GRPOConfig):
     group's standard deviation.
     """
 
-    num_generations: int = field(default=8, metadata={"help": "Completions a prompt; 1 needs baseline='value'."})
+    num_generations: int = field(
+        default=8, metadata={"help": "Completions a prompt; 1 needs baseline='value', 'ema' or 'greedy'."}
+    )
     beta: float = field(default=0.05, metadata={"help": "Coefficient of the KL to the reference. 0: no reference."})
     loss_type: str = field(
         default="dr_grpo", metadata={"help": "See `GRPOConfig`. 'dr_grpo' keeps REINFORCE's gradient."}
     )
     scale_rewards: str = field(default="none", metadata={"help": "Without effect: see the class docstring."})
-    baseline: Literal["loo", "value"] = field(
+    baseline: Literal["loo", "mean", "ema", "greedy", "value"] = field(
         default="loo",
-        metadata={"help": "'loo': mean of the other completions of the prompt. 'value': a learned value, with GAE."},
+        metadata={
+            "help": "What rewards are compared with. 'loo': the mean of the prompt's other completions. 'mean': of all "
+            "of them. 'ema': a moving average over batches. 'greedy': the prompt's greedy completion, which costs a "
+            "second generation. 'value': a learned value of each state, with GAE."
+        },
+    )
+    ema_decay: float = field(
+        default=0.9, metadata={"help": "Of the moving average, a batch, for baseline='ema'; corrected for its start."}
     )
     kl_in_reward: bool = field(
         default=True, metadata={"help": "Subtract `beta * kl` from the reward instead of adding it to the loss."}
     )
     kl_estimator: Literal["k1", "k2", "k3"] = field(
-        default="k1", metadata={"help": "Estimator of the KL in the reward. http://joschu.net/blog/kl-approx.html"}
+        default="k1", metadata={"help": "Estimator of the KL. http://joschu.net/blog/kl-approx.html"}
     )
-    gamma: float = field(default=1.0, metadata={"help": "Discount per token, for baseline='value'."})
-    lam: float = field(default=0.95, metadata={"help": "GAE's lambda, for baseline='value'."})
+    kl_target: float | None = field(
+        default=None,
+        metadata={
+            "help": "KL to the reference, summed over a completion, that beta is moved towards "
+            "(https://huggingface.co/papers/1909.08593). None holds beta."
+        },
+    )
+    kl_horizon: int = field(
+        default=10_000, metadata={"help": "Completions after which a KL 20% off has moved beta by 20%, for kl_target."}
+    )
+    reference: Literal["frozen", "periodic", "ema"] = field(
+        default="frozen",
+        metadata={
+            "help": "'frozen': the policy as it was given. 'periodic': the policy every ref_update_interval steps. "
+            "'ema': its moving average. With adapters the last two keep a frozen copy of the adapter."
+        },
+    )
+    ref_update_interval: int = field(
+        default=100, metadata={"help": "Optimizer steps between two updates, for reference='periodic'."}
+    )
+    ema_tau: float = field(
+        default=0.999, metadata={"help": "Share of the reference that stays at each step, for reference='ema'."}
+    )
+    gae_steps: Literal["token", "turn"] = field(
+        default="token",
+        metadata={"help": "What a step of GAE is, for baseline='value': a token, or all that is said in one turn."},
+    )
+    gamma: float = field(default=1.0, metadata={"help": "Discount per step of GAE, for baseline='value'."})
+    lam: float = field(default=0.95, metadata={"help": "GAE's lambda per step, for baseline='value'."})
     vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss, for baseline='value'."})
     cliprange_value: float | None = field(
         default=0.2, metadata={"help": "Clip range of the value function; None does not clip."}
@@ -43,8 +80,12 @@ class ReinforceLOOConfig(GRPOConfig):
     whiten_rewards: bool = field(
         default=False, metadata={"help": "Scale the per-token rewards to variance 1 before GAE (mean kept)."}
     )
-    normalize_advantages: bool = field(
-        default=False, metadata={"help": "Scale the advantages to mean 0 and variance 1 over the whole batch."}
+    advantage_normalize: Literal["none", "group", "batch"] = field(
+        default="none",
+        metadata={
+            "help": "'batch': scale the advantages to mean 0 and variance 1 over the batch. 'group': divide by the "
+            "standard deviation of the prompt's rewards, as GRPO does; never by that of the others alone."
+        },
     )
 
     def __post_init__(self):
@@ -66,10 +107,11 @@ class ReinforceLOOConfig(GRPOConfig):
         return self.per_device_train_batch_size * launched_processes() * steps
 
     def _check_batches(self):
-        minimum = 2 if self.baseline == "loo" else 1
-        if self.baseline == "loo" and self.num_generations == 1:
+        minimum = GROUP_BASELINES.get(self.baseline, 1)
+        if self.num_generations < minimum:
             raise UserError(
-                "num_generations = 1 leaves nothing to leave out: set it to 2 or more, or set baseline='value'."
+                f"num_generations = {self.num_generations} leaves baseline='{self.baseline}' nothing to compare with: "
+                "set it to 2 or more, or set baseline='value', 'ema' or 'greedy'."
             )
         made_of = (
             "generation_batch_size"
@@ -92,29 +134,58 @@ class ReinforceLOOConfig(GRPOConfig):
             if not condition:
                 raise UserError(message)
 
-        for name, low, high in (("gamma", 0, 1), ("lam", 0, 1), ("vf_coef", 0, math.inf), ("epsilon", 0, math.inf)):
+        for name, low, high in (
+            ("gamma", 0, 1), ("lam", 0, 1), ("ema_decay", 0, 1), ("ema_tau", 0, 1), ("vf_coef", 0, math.inf),
+            ("epsilon", 0, math.inf), ("ref_update_interval", 1, math.inf), ("kl_horizon", 1, math.inf),
+        ):  # fmt: skip
             value = getattr(self, name)
             require(low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
         require(self.temperature > 0, f"temperature={self.temperature}: sampling needs a number above 0.")
-        require(self.baseline in ("loo", "value"), f"baseline={self.baseline!r}: use 'loo' or 'value'.")
-        require(self.kl_estimator in ("k1", "k2", "k3"), f"kl_estimator={self.kl_estimator!r}: use 'k1', 'k2' or 'k3'.")
+        for name in ("baseline", "gae_steps", "advantage_normalize", "reference", "kl_estimator"):
+            choices = get_args(get_type_hints(type(self))[name])
+            require(
+                getattr(self, name) in choices,
+                f"{name}={getattr(self, name)!r}: use {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}.",
+            )
         require(
-            self.kl_in_reward or self.kl_estimator == "k3",
-            "kl_in_reward=False uses GRPO's loss term, which is k3: set kl_estimator='k3'.",
+            self.kl_in_reward or self.kl_estimator != "k1",
+            "kl_estimator='k1' in the loss has a gradient that is zero on average: set kl_estimator='k2' or 'k3', or "
+            "kl_in_reward=True.",
         )
         require(
+            self.beta != 0 or (self.reference == "frozen" and self.kl_target is None),
+            f"beta=0 has no reference: set beta above 0, or reference='frozen' (it is {self.reference!r}) and "
+            f"kl_target=None (it is {self.kl_target}).",
+        )
+        require(self.kl_target is None or self.kl_target > 0, f"kl_target={self.kl_target}: must be above 0, or None.")
+        require(
             self.baseline == "value" or self.gamma == 1.0,
-            "gamma discounts per-token rewards, which baseline='loo' has none of: set gamma=1.0 or baseline='value'.",
+            f"gamma discounts the rewards of steps, which baseline={self.baseline!r} has none of: set gamma=1.0 or "
+            "baseline='value'.",
         )
         require(
             self.baseline == "value" or not self.whiten_rewards,
-            "whiten_rewards scales per-token rewards, which baseline='loo' has none of: set baseline='value', or "
-            "normalize_advantages=True.",
+            f"whiten_rewards scales the rewards of steps, which baseline={self.baseline!r} has none of: set "
+            "baseline='value', or advantage_normalize='batch'.",
+        )
+        require(
+            self.baseline == "value" or self.gae_steps == "token",
+            f"gae_steps='turn' is of baseline='value'; with baseline={self.baseline!r} a completion has one advantage.",
+        )
+        require(
+            self.advantage_normalize != "group" or (self.baseline != "value" and self.num_generations > 1),
+            "advantage_normalize='group' divides by the deviation of a prompt's rewards: set num_generations to 2 or "
+            "more and a baseline other than 'value', or advantage_normalize='batch'.",
+        )
+        require(
+            self.baseline != "greedy" or not (self.use_vllm or self.use_transformers_continuous_batching),
+            "baseline='greedy' decodes with Transformers' generate: set use_vllm=False and "
+            "use_transformers_continuous_batching=False, or baseline='loo'.",
         )
         require(
             not (self.kl_in_reward and self.sync_ref_model),
             "sync_ref_model=True copies parameters by position, which a policy with a value function breaks: set "
-            "sync_ref_model=False (the reference is frozen).",
+            "sync_ref_model=False, and reference='ema' or 'periodic'.",
         )
         require(
             self.multi_objective_aggregation == "sum_then_normalize",

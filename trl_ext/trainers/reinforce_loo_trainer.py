@@ -1,11 +1,13 @@
 """REINFORCE with a leave-one-out or a learned baseline, as a subclass of TRL's GRPOTrainer."""
 
 import inspect
+import json
 import os
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from ..errors import UserError
@@ -14,21 +16,37 @@ from ..functional import (
     clipped_value_loss,
     explained_variance,
     gae,
+    gae_over_turns,
     kl_estimate,
-    leave_one_out,
     masked_mean,
     masked_whiten,
+    scaled_by_group,
     token_log_probs,
 )
 from ..rewards.probing import is_probing
+from .baselines import GroupBaseline
+from .greedy import greedy_rewards
+from .kl_controller import KLController
 from .process_statistics import global_means, global_moments
-from .reference import copy_of_policy, is_peft, no_reference_by_name, prepare_reference
+from .reference import (
+    ReferenceUpdateCallback,
+    add_reference_adapter,
+    copy_of_policy,
+    is_peft,
+    load_reference,
+    no_reference_by_name,
+    prepare_reference,
+    save_reference,
+)
 from .reinforce_loo_config import ReinforceLOOConfig
 from .value_function import VALUE_FILE, ValueFunction, add_value_function, hide_from_vllm, split_value_state
 
 # What the base class puts into its output for a multimodal forward, under the names that forward takes
 MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
+
+
+STATE_FILE = "reinforce_loo_state.json"  # in a checkpoint: the moving average of rewards, the coefficient of the KL
 
 
 class ReinforceLOOTrainer(GRPOTrainer):
@@ -59,8 +77,15 @@ class ReinforceLOOTrainer(GRPOTrainer):
         with no_reference_by_name(args, ref_model):
             super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self._check_pad_token()
+        self._check_greedy()
+        self._baseline = GroupBaseline(args.baseline, args.ema_decay)
+        self._kl = KLController(args.beta, args.kl_target, args.kl_horizon)
         if ref_model is not None:
-            self.ref_model = prepare_reference(ref_model, self)
+            self.ref_model = prepare_reference(ref_model.float() if args.reference == "ema" else ref_model, self)
+        if args.reference != "frozen":
+            if self.ref_model is None:
+                add_reference_adapter(self.model)
+            self.add_callback(ReferenceUpdateCallback(self))
         self._set_beta(scoring=False)
         base = self.model.get_base_model() if peft else self.model
         accepted = inspect.signature(type(base).forward).parameters
@@ -81,9 +106,15 @@ class ReinforceLOOTrainer(GRPOTrainer):
                 "model.resize_token_embeddings(len(tokenizer)), or pad with a token that it knows."
             )
 
+    def _check_greedy(self):
+        owner = "rollout_func" if self.rollout_func is not None else "environment_factory"
+        if self.args.baseline == "greedy" and (self.rollout_func or getattr(self, "environment_factories", None)):
+            raise UserError(f"baseline='greedy' cannot decode greedily in a {owner}: set baseline='loo' or 'ema'.")
+
     def _set_beta(self, scoring: bool):
         """The base class reads `self.beta` twice: to score the reference, and to add the KL to the loss."""
-        self.beta = self.args.beta if scoring or not self.args.kl_in_reward else 0.0
+        in_base_loss = not self.args.kl_in_reward and self.args.kl_estimator == "k3"
+        self.beta = self._kl.value if scoring or in_base_loss else 0.0
 
     def _get_train_sampler(self, dataset=None):
         """TRL's sampler draws every pass over the data from one generator, whose state no checkpoint holds: a resumed
@@ -124,7 +155,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
             result = super()._get_per_token_logps_and_entropies(
                 *arguments, compute_entropy, compute_aux_loss, **multimodal
             )
-        forward = (result[0].detach(), torch.cat(values) if values else None)
+        forward = (result[0], torch.cat(values) if values else None)
         if scoring is None:
             self._last_forward = forward
         elif scoring["policy_next"]:
@@ -164,6 +195,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         mode, kl_in_reward = "train" if self.model.training else "eval", self.args.kl_in_reward and self.args.beta != 0
+        kl_here = kl_in_reward or self.args.kl_target is not None
         # The base class scores the policy, then the reference; the policy only if it takes several steps on the batch
         misaligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
         corrected = self.use_vllm and self.args.vllm_importance_sampling_correction
@@ -173,29 +205,32 @@ class ReinforceLOOTrainer(GRPOTrainer):
         self._set_beta(scoring=True)
         try:
             output = super()._generate_and_score_completions(inputs)
-            if kl_in_reward or self.args.baseline == "value":
+            if kl_here or self.args.baseline == "value":
                 per_token_logps, values = self._policy_forward(output, mode)
             rewards_per_func = self._scoring["rewards_per_func"]
         finally:
             self._set_beta(scoring=False)
             self._scoring = None
-        scores = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(1)
-        scores = scores.masked_fill(rewards_per_func.isnan().all(1), torch.nan)  # unscorable, as in the base class
-        scores = self._adjust_scores(scores, output)
+        scores = self._adjust_scores(self._weighted(rewards_per_func), output)
         batch_size = output["completion_ids"].size(0)
         local = slice(self.accelerator.process_index * batch_size, (self.accelerator.process_index + 1) * batch_size)
         mask = self._drop_unscorable(output, ~scores[local].isnan())
         penalty = torch.zeros_like(mask, dtype=torch.float32)
-        if kl_in_reward:
-            kl = kl_estimate(per_token_logps, output.pop("ref_per_token_logps"), self.args.kl_estimator) * mask
-            penalty = self.args.beta * kl
-            self._log_kl(mode, kl, mask)
+        if kl_here:
+            kl = kl_estimate(per_token_logps, output["ref_per_token_logps"], self.args.kl_estimator) * mask
+            if kl_in_reward:
+                penalty = self._kl.value * kl
+                del output["ref_per_token_logps"]
+            self._log_kl(mode, kl, mask, kl_in_reward)
+        turn_rewards = self._turn_rewards(inputs, mask)
+        scores = scores + self.accelerator.gather(turn_rewards.sum(1))
         rewards = scores - self.accelerator.gather(penalty.sum(1))
         self._log_rewards(mode, scores, rewards)
-        if self.args.baseline == "loo":
-            advantages = self._leave_one_out(rewards, mode)[local]
+        if self.args.baseline == "value":
+            final = scores[local].nan_to_num(0.0) - turn_rewards.sum(1)
+            advantages = self._value_advantages(output, mode, final, turn_rewards - penalty, values, mask)
         else:
-            advantages = self._value_advantages(output, mode, scores[local].nan_to_num(0.0), penalty, values, mask)
+            advantages = self._group_advantages(inputs, rewards, mode)[local]
         output["advantages"] = self._finish_advantages(advantages, mask, mode)
         if per_token_logps is not None:
             self._log_rollouts(mode, output, per_token_logps, mask)
@@ -212,23 +247,56 @@ class ReinforceLOOTrainer(GRPOTrainer):
         output["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
         return mask
 
-    def _leave_one_out(self, rewards: torch.Tensor, mode: str) -> torch.Tensor:
+    def _weighted(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
+        scores = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(1)
+        return scores.masked_fill(rewards_per_func.isnan().all(1), torch.nan)  # unscorable, as in the base class
+
+    def _turn_rewards(self, inputs, mask: torch.Tensor) -> torch.Tensor:
+        """Rewards of single turns, on the last token of each, (B, T): from `turn_rewards` that a `rollout_func` returns
+        for each completion, or that an environment has. Turns beyond the last there is give theirs to that one."""
+        environments = getattr(self, "environments", None) or [None] * len(inputs)
+        found = torch.zeros_like(mask, dtype=torch.float32)
+        for i, (row, environment) in enumerate(zip(inputs, environments, strict=True)):
+            given = row.get("turn_rewards", getattr(environment, "turn_rewards", None))
+            if given is None or not mask[i].any():
+                continue
+            inside = mask[i].bool()
+            ends = (inside & ~torch.nn.functional.pad(inside, (0, 1))[1:]).nonzero().flatten()
+            for turn, reward in enumerate(given):
+                found[i, ends[min(turn, len(ends) - 1)]] += float(reward)
+        return found
+
+    def _group_advantages(self, inputs, rewards: torch.Tensor, mode: str) -> torch.Tensor:
         size = self.num_generations if mode == "train" else self.num_generations_eval
-        if size == 1:  # evaluation with one completion a prompt: nothing to leave out
-            return torch.zeros_like(rewards)
-        return leave_one_out(rewards.view(-1, size)).flatten()
+        groups = rewards.view(-1, size)
+        greedy = None
+        if self.args.baseline == "greedy":
+            greedy = self._weighted(greedy_rewards(self, inputs))
+            self._metrics[mode]["baseline/greedy"].append(greedy.nanmean().item())
+            greedy = greedy.view(-1, size)
+        advantages = self._baseline.advantages(groups, greedy, training=mode == "train")
+        if self._baseline.average is not None:
+            self._metrics[mode]["baseline/ema"].append(self._baseline.average)
+        if self.args.advantage_normalize == "group":
+            advantages = scaled_by_group(advantages, groups)
+        return advantages.flatten()
 
     def _value_mask(self, output: dict, mask: torch.Tensor) -> torch.Tensor:
         """The states whose value is learned: those before each token that counts."""
         return mask
 
-    def _value_advantages(self, output: dict, mode: str, scores, penalty, values, mask) -> torch.Tensor:
+    def _value_advantages(self, output: dict, mode: str, scores, rewards, values, mask) -> torch.Tensor:
         value_mask = self._value_mask(output, mask)
-        values, rewards = values * value_mask, at_last_token(scores, value_mask) - penalty
+        values, rewards = values * value_mask, at_last_token(scores, value_mask) + rewards
         if self.args.whiten_rewards:
             moments = global_moments(self.accelerator, rewards, value_mask)
             rewards = masked_whiten(rewards, value_mask, *moments, shift_mean=False)
-        advantages, returns = gae(rewards, values, value_mask, self.args.gamma, self.args.lam)
+        if self.args.gae_steps == "turn":
+            advantages, returns, value_mask = gae_over_turns(
+                rewards, values, value_mask, self.args.gamma, self.args.lam
+            )
+        else:
+            advantages, returns = gae(rewards, values, value_mask, self.args.gamma, self.args.lam)
         output["old_values"], output["returns"], output["value_mask"] = values, returns, value_mask
         variances = (global_moments(self.accelerator, x, value_mask)[1] for x in (returns - values, returns))
         self._metrics[mode]["value/explained_variance"].append(explained_variance(*variances).item())
@@ -238,7 +306,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
     def _finish_advantages(self, advantages: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
         weights = mask if advantages.dim() == 2 else torch.ones_like(advantages)
         mean, variance = global_moments(self.accelerator, advantages, weights)
-        if self.args.normalize_advantages:
+        if self.args.advantage_normalize == "batch":
             advantages = masked_whiten(advantages, weights, mean, variance)
         self._metrics[mode]["advantages/mean"].append(mean.item())
         self._metrics[mode]["advantages/std"].append(variance.sqrt().item())
@@ -256,8 +324,8 @@ class ReinforceLOOTrainer(GRPOTrainer):
     def _compute_loss(self, model, inputs):
         mode, args = "train" if self.model.training else "eval", self.args
         loss = super()._compute_loss(model, inputs)
-        (per_token_logps, values), self._last_forward = self._last_forward, None
-        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        (with_gradient, values), self._last_forward = self._last_forward, None
+        per_token_logps, mask = with_gradient.detach(), inputs["completion_mask"] * inputs["tool_mask"]
         log_ratio = (per_token_logps - inputs.get("old_per_token_logps", per_token_logps)) * mask
         advantages = inputs["advantages"].view(len(mask), -1)
         ratio, epsilon = log_ratio.exp(), (self.epsilon_low, self.epsilon_high)
@@ -270,17 +338,18 @@ class ReinforceLOOTrainer(GRPOTrainer):
             "policy/approxkl_avg": (log_ratio.square() / 2, mask),
             "policy/clipfrac_avg": (clipped.float(), mask),
         }
+        if (
+            args.beta != 0 and not args.kl_in_reward and self.beta == 0
+        ):  # the base class has k3 alone
+            kl = kl_estimate(with_gradient, inputs["ref_per_token_logps"], args.kl_estimator)
+            loss = loss + self._kl.value * self._aggregated(kl, mask) / accumulation
+            means["kl"] = (kl.detach(), mask)
         if args.baseline == "value":
             per_token, value_clipped = clipped_value_loss(
                 values, inputs["old_values"], inputs["returns"], args.cliprange_value
             )
             value_mask = inputs["value_mask"]
-            if (
-                self.loss_type == "dr_grpo"
-            ):  # aggregated as the policy's terms are: `vf_coef` then weighs like with like
-                value_loss = (per_token * value_mask).sum() / (mask.size(0) * self.max_completion_length)
-            else:
-                value_loss = masked_mean(per_token, value_mask)
+            value_loss = self._aggregated(per_token, value_mask)
             loss = loss + args.vf_coef * value_loss / accumulation
             means["loss/value_avg"] = (value_loss.detach().reshape(1), one)
             means["val/clipfrac_avg"] = (value_clipped, value_mask)
@@ -288,13 +357,25 @@ class ReinforceLOOTrainer(GRPOTrainer):
             self._metrics[mode][name].append(value)
         return loss
 
+    def _aggregated(self, per_token: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """As the policy's terms are: coefficients then weigh like with like."""
+        if self.loss_type == "dr_grpo":
+            return (per_token * mask).sum() / (mask.size(0) * self.max_completion_length)
+        return masked_mean(per_token, mask)
+
     # Metrics: the names that stock PPO, and RLOO up to 0.21, gave them ----------------------------
 
-    def _log_kl(self, mode: str, kl: torch.Tensor, mask: torch.Tensor):
+    def _log_kl(self, mode: str, kl: torch.Tensor, mask: torch.Tensor, in_reward: bool):
         per_token, per_sequence = global_means(self.accelerator, [(kl, mask), (kl.sum(1), mask.any(1).float())])
-        self._metrics[mode]["kl"].append(per_token)
         self._metrics[mode]["objective/kl"].append(per_sequence)
-        self._metrics[mode]["objective/non_score_reward"].append(-self.args.beta * per_sequence)
+        if in_reward:
+            self._metrics[mode]["kl"].append(per_token)
+            self._metrics[mode]["objective/non_score_reward"].append(-self._kl.value * per_sequence)
+        if self.args.kl_target is not None:
+            self._metrics[mode]["kl_coef"].append(self._kl.value)
+            if mode == "train":
+                self._kl.update(per_sequence, len(kl) * self.accelerator.num_processes)
+                self._set_beta(scoring=False)
 
     def _log_rewards(self, mode: str, scores: torch.Tensor, rewards: torch.Tensor):
         self._metrics[mode]["objective/scores"].append(scores.nanmean().item())
@@ -312,6 +393,30 @@ class ReinforceLOOTrainer(GRPOTrainer):
         return list(getattr(self, "eos_token_ids", [self._tokenizer.eos_token_id]))
 
     # Checkpoints ----------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        folder = os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.reference != "frozen":
+            save_reference(self, folder)
+        if self.args.should_save:
+            state = {"baseline": self._baseline.state_dict(), "kl": self._kl.state_dict()}
+            with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
+                json.dump(state, file)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if self.args.reference != "frozen":
+            load_reference(self, checkpoint)
+        path = os.path.join(checkpoint, STATE_FILE)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                state = json.load(file)
+            self._baseline.load_state_dict(state["baseline"])
+            self._kl.load_state_dict(state["kl"])
+            self._set_beta(scoring=False)
 
     def _save(self, output_dir=None, state_dict=None):
         if self.args.baseline != "value":

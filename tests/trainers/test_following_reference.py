@@ -1,0 +1,177 @@
+"""References that follow the policy, and a KL coefficient that follows a target."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from trainer_builders import fixed_rollouts, log_rows, loo_trainer, plain_logps, policy, scored, weights
+
+from trl_ext.errors import UserError
+from trl_ext.trainers.kl_controller import KLController
+
+
+@pytest.fixture
+def each_step():
+    """The policy's weights after every optimizer step, as `each_step(trainer)` returns them."""
+    from transformers import TrainerCallback
+
+    class Keep(TrainerCallback):
+        def __init__(self):
+            self.kept = []
+
+        def on_step_end(self, args, state, control, model=None, **_):
+            self.kept.append(weights(model))
+
+    return Keep()
+
+
+def reference_after(tmp_path, keep, **options):
+    trainer = loo_trainer(tmp_path, learning_rate=0.05, beta=0.1, **options)
+    before = weights(trainer.model)
+    trainer.callback_handler.callbacks.insert(0, keep)
+    trainer.train()
+    return trainer, before, keep.kept
+
+
+def test_a_periodic_reference_is_the_policy_of_its_last_update(tmp_path, each_step):
+    trainer, _, kept = reference_after(tmp_path, each_step, reference="periodic", ref_update_interval=2, max_steps=5)
+    for name, value in weights(trainer.ref_model).items():
+        assert torch.equal(value, kept[3][name]), name  # after the fourth step
+    kls = [row["objective/kl"] for row in log_rows(trainer) if "objective/kl" in row]
+    assert kls[0] == pytest.approx(0, abs=1e-6) == kls[2] == kls[4] and abs(kls[1]) > 1e-4 < abs(kls[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_averaged_reference_is_the_moving_average_of_the_policy(tmp_path, each_step, dtype):
+    model = policy().to(dtype)
+    trainer, before, kept = reference_after(tmp_path, each_step, model=model, reference="ema", ema_tau=0.9, max_steps=3)
+    for name, value in weights(trainer.ref_model).items():
+        assert value.dtype == torch.float32
+        expected = before[name].float()
+        for policy_weights in kept:
+            expected = 0.9 * expected + 0.1 * policy_weights[name].float()
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    assert not any(parameter.requires_grad for parameter in trainer.ref_model.parameters())
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["peft_config", "peft model"])
+@pytest.mark.parametrize("kind", ["periodic", "ema"])
+def test_with_lora_a_frozen_copy_of_the_adapter_follows(tmp_path, each_step, kind, given):
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    options = {"model": get_peft_model(policy(), lora)} if given else {"trainer": {"peft_config": lora}}
+    trainer, before, kept = reference_after(
+        tmp_path, each_step, reference=kind, ref_update_interval=2, ema_tau=0.5, max_steps=3, **options
+    )
+    assert trainer.ref_model is None
+    seen = 0
+    for name, value in weights(trainer.model).items():
+        if ".ref." not in name:
+            continue
+        own, seen = name.replace(".ref.", ".default."), seen + 1
+        expected = kept[1][own]
+        if kind == "ema":
+            expected = before[own]
+            for policy_weights in kept:
+                expected = 0.5 * expected + 0.5 * policy_weights[own]
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    assert seen > 0
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not trained & {id(p) for name, p in trainer.model.named_parameters() if ".ref." in name}
+
+
+@pytest.mark.parametrize("kind", ["frozen", "periodic", "ema"])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind, lora):
+    def build(folder):
+        extra = {"peft_config": LoraConfig(r=4, target_modules="all-linear")} if lora else {}
+        return loo_trainer(
+            folder, reference=kind, ref_update_interval=2, ema_tau=0.7, beta=0.1, kl_target=0.5, kl_horizon=100,
+            baseline="ema", num_generations=1, learning_rate=0.02, max_steps=6, save_strategy="steps", save_steps=3,
+            trainer=extra,
+        )  # fmt: skip
+
+    uninterrupted = build(tmp_path)
+    uninterrupted.train()
+    resumed = build(tmp_path / "resumed")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert log_rows(uninterrupted)[:-1] == log_rows(resumed)[:-1]
+    assert len({row["kl_coef"] for row in log_rows(resumed) if "kl_coef" in row}) > 2
+    for key, value in weights(uninterrupted.model).items():
+        assert torch.equal(value, weights(resumed.model)[key]), key
+
+
+def test_a_checkpoint_without_the_reference_is_one_line(tmp_path):
+    loo_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    resumed = loo_trainer(tmp_path / "resumed", reference="ema", max_steps=2)
+    with pytest.raises(UserError, match="set reference='frozen'"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_kl_in_the_loss_is_the_estimators_mean_and_its_gradient_leads_to_the_reference(tmp_path, estimator):
+    extra = {"ref_model": policy(seed=5), "rollout_func": fixed_rollouts()}
+    trainer = loo_trainer(
+        tmp_path, beta=0.5, kl_in_reward=False, kl_estimator=estimator, rewards=lambda completions, **_: [1.0] * 16,
+        trainer=extra,
+    )  # fmt: skip
+    output = scored(trainer)
+    trainer.current_gradient_accumulation_steps = 1
+    mask = output["completion_mask"]
+    difference = plain_logps(policy(seed=5), output) - plain_logps(trainer.model, output)
+    per_token = {"k2": difference**2 / 2, "k3": difference.exp() - 1 - difference}[estimator]
+    loss = trainer._compute_loss(trainer.model, output)
+    assert loss.item() == pytest.approx(0.5 * (per_token * mask).sum().item() / (16 * 12), rel=1e-3)
+    assert trainer._metrics["train"]["kl"][-1] == pytest.approx(
+        (per_token * mask).sum().item() / mask.sum().item(), rel=1e-3
+    )
+    loss.backward()
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.05 * parameter.grad
+    after = plain_logps(policy(seed=5), output) - plain_logps(trainer.model, output)
+    assert (after**2 * mask).sum() < (difference**2 * mask).sum()
+
+
+def test_the_controller_is_the_papers():
+    controller = KLController(0.2, target=6.0, horizon=10_000)
+    controller.update(7.2, 64)  # 20% above
+    assert controller.value == pytest.approx(0.2 * (1 + 0.2 * 64 / 10_000))
+    controller.update(60.0, 64)  # clipped
+    assert controller.value == pytest.approx(0.2 * (1 + 0.2 * 64 / 10_000) ** 2)
+    before = controller.value
+    controller.update(5.7, 64)
+    assert controller.value == pytest.approx(before * (1 - 0.05 * 64 / 10_000))
+    controller.update(float("nan"), 64)
+    held = KLController(0.2, None, 10_000)
+    held.update(60.0, 64)
+    assert held.value == 0.2
+
+
+@pytest.mark.parametrize("in_reward", [True, False])
+def test_beta_grows_while_the_kl_is_above_its_target(tmp_path, in_reward):
+    trainer = loo_trainer(
+        tmp_path, beta=0.1, kl_target=0.001, kl_horizon=100, kl_in_reward=in_reward, kl_estimator="k3",
+        learning_rate=0.02, max_steps=5,
+    )  # fmt: skip
+    trainer.train()
+    coefficients = [row["kl_coef"] for row in log_rows(trainer) if "kl_coef" in row]
+    assert coefficients[0] == 0.1 and coefficients[-1] > coefficients[2]
+    assert trainer._kl.value > coefficients[-1] and trainer.args.beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "fix"),
+    [
+        ({"reference": "ema", "beta": 0.0}, "set beta above 0"),
+        ({"kl_target": 6.0, "beta": 0.0}, "set beta above 0"),
+        ({"kl_target": -1.0}, "kl_target"),
+        ({"reference": "moving"}, "'periodic' or 'ema'"),
+        ({"reference": "periodic", "ref_update_interval": 0}, "ref_update_interval=0"),
+        ({"reference": "ema", "ema_tau": 1.1}, "ema_tau=1.1"),
+        ({"kl_in_reward": False, "kl_estimator": "k1"}, "zero on average"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_the_fix(tmp_path, kwargs, fix):
+    with pytest.raises(UserError, match=fix) as error:
+        loo_trainer(tmp_path, **kwargs)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,60 @@
+"""Greedy completions of the prompts of a batch: what a self-critical baseline compares with."""
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from ..rewards.probing import probing
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+def greedy_rewards(trainer: GRPOTrainer, inputs: list[dict[str, Any]]) -> torch.Tensor:
+    """Rewards by function of the greedy completion of each row's prompt, of all processes, `(completions, functions)`.
+
+    Each different prompt is completed once; the reward functions see one row for every sampled completion, as they must
+    on all processes alike. Metrics and completions that are logged stay those of the sampled ones.
+    """
+    prompts = [row["prompt"] for row in inputs]
+    places: dict[str, int] = {}
+    of_row = [places.setdefault(json.dumps(prompt, sort_keys=True, default=str), len(places)) for prompt in prompts]
+    different = [prompts[of_row.index(place)] for place in range(len(places))]
+    count = torch.tensor([len(different)], device=trainer.accelerator.device)
+    most = int(trainer.accelerator.gather(count).max())  # every process must generate as many
+    different += [different[-1]] * (most - len(different))
+    with _unlogged(trainer), _greedy(trainer), probing():
+        _, ids, _, completions, *_ = trainer._generate(different)
+        return GRPOTrainer._calculate_rewards(
+            trainer, inputs, prompts, [completions[place] for place in of_row], [ids[place] for place in of_row]
+        )
+
+
+@contextmanager
+def _greedy(trainer: GRPOTrainer) -> Iterator[None]:
+    """The most likely token each time. Both places count: `generate` fills what one leaves at its default from the
+    other (transformers#42762)."""
+    config, options = trainer.generation_config, trainer.generation_kwargs
+    trainer.generation_config = copy.deepcopy(config)
+    trainer.generation_config.do_sample = False
+    for name in _SAMPLING:
+        setattr(trainer.generation_config, name, None)
+    trainer.generation_kwargs = {k: v for k, v in options.items() if k not in _SAMPLING} | {"do_sample": False}
+    try:
+        yield
+    finally:
+        trainer.generation_config, trainer.generation_kwargs = config, options
+
+
+@contextmanager
+def _unlogged(trainer: GRPOTrainer) -> Iterator[None]:
+    metrics, logs = copy.deepcopy(trainer._metrics), copy.deepcopy(trainer._logs)
+    tokens = trainer.state.num_input_tokens_seen
+    try:
+        yield
+    finally:
+        trainer._metrics, trainer._logs, trainer.state.num_input_tokens_seen = metrics, logs, tokens
