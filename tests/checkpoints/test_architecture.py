@@ -2,8 +2,11 @@
 
 import json
 import logging
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +30,7 @@ from trl_ext.checkpoints import architecture, architecture_process
 from trl_ext.checkpoints.architecture import architecture_of
 from trl_ext.checkpoints.health.judging import judge
 
+ROOT = Path(__file__).parents[2]
 PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -244,7 +248,8 @@ def test_a_builder_that_takes_too_long_or_dies_is_ended_and_the_next_question_is
     with monkeypatch.context() as patched:
         patched.setattr(architecture_process, "_START", hanging[2])
         builder.end()
-        assert builder.ask(question) is None
+        with pytest.raises(architecture_process._NoAnswerError, match="more than"):
+            builder.ask(question)
     monkeypatch.setattr(architecture_process, "_SECONDS", 60.0)
     assert builder.ask(question)["missing"]
     process = builder._process
@@ -271,3 +276,32 @@ def test_nothing_changes_in_the_process_that_judges(tmp_path):
     assert seen == {(torch.float32, "cpu")}
     assert torch.equal(torch.get_rng_state(), before)
     assert not {name for name in set(sys.modules) - modules if name.startswith("transformers.models")}
+
+
+def test_a_process_that_cannot_be_started_is_told_and_asked_again(tmp_path, monkeypatch):
+    saved_policy(tmp_path)
+    edit_json(tmp_path, "config.json", bos_token_id=7)  # a question of its own
+    edit_weights(tmp_path, without("model.norm."))
+    architecture_process._BUILDER.end()
+    for executable in ("/bin/false", "", None):
+        monkeypatch.setattr(sys, "executable", executable)
+        assert rules_of(tmp_path) == {"architecture_not_compared": "info"}
+    monkeypatch.undo()
+    assert rules_of(tmp_path) == {"tensors_lost": "error"}
+
+
+def test_modules_in_the_folder_of_a_checkpoint_are_not_imported(tmp_path):
+    """`cd checkpoint; trl-ext checkpoint .`"""
+    saved_policy(tmp_path)
+    for name in ("json", "torch", "transformers", "selectors", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        "import sys; from trl_ext.cli import main; sys.exit(main(['checkpoint', '.']))",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "healthy" in done.stdout, done.stderr
+    assert not (tmp_path / "ran").exists()

@@ -22,6 +22,7 @@ from tests.checkpoints.written import content_of, edit_json, rules_of, saved_pol
 from trl_ext.checkpoints.health.judging import judge
 from trl_ext.checkpoints.imports import danger
 from trl_ext.checkpoints.pickled import Name
+from trl_ext.checkpoints.reader import open_checkpoint
 
 
 class Bomb:
@@ -360,3 +361,55 @@ def test_a_file_of_a_big_endian_machine_is_not_misread(tmp_path):
         for name, content in entries.items():
             archive.writestr(name, b"big" if name.endswith("byteorder") else content)
     assert rules_of(tmp_path)["file_unreadable"] == "error"
+
+
+def test_what_trainers_and_torch_write_of_their_own_is_no_alarm(tmp_path):
+    """Random states of numpy in each of its forms, rare dtypes, quantised tensors."""
+    saved_policy(tmp_path)
+    states = {"old": np.random.RandomState(0), "new": np.random.default_rng(0)}
+    torch.save(states, tmp_path / "rng_state.pth")
+    with open(tmp_path / "random_states_0.pkl", "wb") as file:
+        pickle.dump(states, file)
+    quantised = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+    dtypes = [torch.float8_e8m0fnu, torch.complex32, torch.float16, torch.per_tensor_affine, torch.strided]
+    torch.save({"q": quantised, "dtypes": dtypes}, tmp_path / "scheduler.pt")
+    assert "pickle_imports" not in rules_of(tmp_path)
+    torch.save(torch.nn.TransformerEncoderLayer(8, 2), tmp_path / "training_args.bin")
+    assert rules_of(tmp_path)["pickle_imports"] == "warning"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("datasets.utils._dill", "CodeType"), ("datasets.utils._dill", "FunctionType"),
+        ("accelerate.utils.transformer_engine", "MethodType"), ("torch.distributed._shard.sharded_tensor.api", "Stats"),
+        ("torch.distributed", "TCPStore"), ("trl.trainer.grpo_trainer", "Path"), ("transformers.trainer", "Trainer"),
+    ],
+)  # fmt: skip
+def test_what_a_module_of_the_ecosystem_imported_itself_is_not_its_own(name):
+    """`CodeType` and `FunctionType` make a function of any bytes."""
+    assert danger(Name(*name), of_a_trainer=True) in ("warning", "critical")
+
+
+def test_sets_and_bytes_of_protocol_2_are_no_alarm(tmp_path):
+    saved_policy(tmp_path)
+    with open(tmp_path / "random_states_0.pkl", "wb") as file:
+        pickle.dump({"a": {1, 2}, "b": b"bytes", "c": bytearray(b"x"), "d": 1j, "e": frozenset((3,))}, file, protocol=2)
+    assert not judge(tmp_path).findings
+
+
+@pytest.mark.parametrize("name", ["custom_checkpoint_0.pkl", "model.ckpt", "anything.pickle"])
+def test_a_bomb_under_any_name_of_a_pickle_is_named(name, ran, tmp_path):
+    saved_policy(tmp_path / "saved")
+    with open(tmp_path / "saved" / name, "wb") as file:
+        pickle.dump(Bomb(ran), file)
+    assert rules_of(tmp_path / "saved") == {"pickle_imports": "critical"}
+    assert not ran.exists()
+
+
+def test_a_file_of_many_tensors_is_read_in_time_that_grows_with_their_number(tmp_path):
+    """A tuple's beginning is looked for from the end of the stack: 30,000 tensors take seconds, and took minutes."""
+    torch.save({f"layers.{i}.w": torch.ones(2) for i in range(30_000)}, tmp_path / "pytorch_model.bin")
+    began = time.perf_counter()
+    assert len(open_checkpoint(tmp_path).tensors) == 30_000
+    assert time.perf_counter() - began < 60

@@ -10,12 +10,12 @@ import atexit
 import contextlib
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.checkpoints.architecture import Differences
@@ -24,6 +24,7 @@ _SECONDS = 60.0  # for one answer, with the import
 _IDLE = 10.0  # seconds after which the process ends
 _MEMORY = 16 << 30  # bytes of address space
 _PROCESSOR = 600  # seconds of a core, over all answers
+_KEPT = 64  # answers
 _OF_A_LAUNCHER = (
     "RANK",
     "LOCAL_RANK",
@@ -40,22 +41,48 @@ _START = (
 )
 
 
-def differences(config: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]]) -> Differences | str | None:
+@dataclass(frozen=True)
+class NotCompared:
+    """Why there is no comparison.
+
+    Attributes:
+        is_contradiction: whether it is the configuration's fault, or the other process could not answer.
+    """
+
+    reason: str
+    is_contradiction: bool
+
+
+def differences(config: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]]) -> Differences | NotCompared | None:
     """What is missing, unexpected, reshaped or wrapped among the stored tensors.
 
     Args:
         config: of `config.json`.
         stored: shapes by name.
     Returns:
-        `None` where Transformers does not have the architecture, where it cannot be built from the configuration
-        alone, and where that takes too long. A text where the configuration contradicts itself.
+        `None` where Transformers does not have the architecture, or it cannot be built from the configuration alone.
     """
     if not _is_known(config):
         return None
     try:
-        return _asked(json.dumps([config, stored]))
+        question = json.dumps([config, stored])
     except (TypeError, ValueError, RecursionError):
         return None
+    if question not in _ANSWERS:  # a run's checkpoints have the same
+        try:
+            answer = _BUILDER.ask(question)
+        except _NoAnswerError as error:
+            return NotCompared(str(error), is_contradiction=False)
+        if len(_ANSWERS) >= _KEPT:
+            _ANSWERS.clear()
+        _ANSWERS[question] = answer
+    answer = _ANSWERS[question]
+    if isinstance(answer, str):
+        return NotCompared(answer, is_contradiction=True)
+    if not isinstance(answer, dict):
+        return None
+    reshaped = {name: tuple(shape) for name, shape in answer["reshaped"].items()}
+    return Differences(answer["missing"], answer["unexpected"], reshaped, answer["wrapped"], frozenset(answer["tied"]))
 
 
 def prepare(config: Any) -> None:
@@ -75,15 +102,11 @@ def _is_known(config: Mapping[str, Any]) -> bool:
     )
 
 
-@lru_cache(maxsize=64)  # a run's checkpoints have the same
-def _asked(question: str) -> Differences | str | None:
-    answer = _BUILDER.ask(question)
-    if isinstance(answer, str):
-        return answer
-    if not isinstance(answer, dict):
-        return None
-    reshaped = {name: tuple(shape) for name, shape in answer["reshaped"].items()}
-    return Differences(answer["missing"], answer["unexpected"], reshaped, answer["wrapped"], frozenset(answer["tied"]))
+class _NoAnswerError(Exception):
+    """In words, why."""
+
+
+_ANSWERS: dict[str, Any] = {}
 
 
 class _Builder:
@@ -95,7 +118,7 @@ class _Builder:
 
     def start(self) -> None:
         """Ahead of a question: it takes seconds."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError, TypeError, ValueError):  # `ask` says so
             self._started()
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -105,23 +128,30 @@ class _Builder:
         return self._process
 
     def ask(self, question: str) -> Any:
+        """
+        Raises:
+            _NoAnswerError: it cannot be started, or takes too long.
+        """
         with self._lock:
             for _ in range(2):  # it may have ended a moment ago
                 try:
                     return self._answer(question)
-                except (OSError, ValueError):
+                except (OSError, ValueError, TypeError) as error:
                     self.end()
-            return None
+                    reason = f"the process that builds it ended ({type(error).__name__})"
+            raise _NoAnswerError(reason)
 
     def _answer(self, question: str) -> Any:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(question.encode() + b"\n")
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], _SECONDS)
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            ready = selector.select(_SECONDS)
         if not ready:
             self.end()
-            return None
+            raise _NoAnswerError(f"building it takes more than {_SECONDS:g} seconds")
         return json.loads(process.stdout.readline())  # of a process that has ended it is empty: no JSON
 
     def end(self) -> None:
@@ -146,9 +176,14 @@ def _new_process() -> "subprocess.Popen[bytes]":
     environment = kept | {
         "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
+    # -P, and the present folder last and not at all if Python only put it there as "": the modules of a checkpoint's
+    # folder must never be taken for those of the same name
+    here = os.getcwd()
+    paths = [os.path.abspath(str(path)) for path in sys.path if path]
+    paths = [path for path in paths if path != here] + [path for path in paths if path == here]
     return subprocess.Popen(
-        [sys.executable, "-c", _START, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, env=environment, start_new_session=True,
+        [sys.executable, "-P", "-c", _START, json.dumps(paths)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env=environment, start_new_session=True, cwd=os.path.dirname(sys.executable) or "/",
     )  # fmt: skip
 
 
@@ -160,11 +195,13 @@ def serve() -> None:
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (_PROCESSOR, _PROCESSOR))  # where nobody is left to end it
+    _limit(resource.RLIMIT_AS, _MEMORY)
+    _limit(resource.RLIMIT_CPU, _PROCESSOR)  # where nobody is left to end it
     import transformers  # noqa: F401 - takes seconds, during which weights are read
 
-    while select.select([sys.stdin.buffer], [], [], _IDLE)[0]:
+    selector = selectors.DefaultSelector()
+    selector.register(sys.stdin.buffer, selectors.EVENT_READ)
+    while selector.select(_IDLE):
         line = sys.stdin.buffer.readline()
         if not line:
             return
@@ -180,3 +217,12 @@ def serve() -> None:
         except Exception:  # of Transformers, on a configuration of any content
             answer = None
         print(json.dumps(answer), file=answers)
+
+
+def _limit(what: int, most: int) -> None:
+    """At most this, and at most what is allowed already."""
+    import resource
+
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most))

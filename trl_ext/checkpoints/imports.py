@@ -20,17 +20,53 @@ _TENSORS = {
 } | {
     "torch._tensor._rebuild_from_type_v2", "torch.Size", "torch.device", "torch.Tensor", "torch.dtype", "torch.layout",
     "torch.serialization._get_layout", "torch.storage.UntypedStorage", "torch.storage.TypedStorage",
+    "torch.Generator", "torch._C.Generator",
     "torch.nn.parameter.Parameter", "torch.distributed.checkpoint.filesystem._StorageInfo",
     "torch.distributed.checkpoint.filesystem._StoragePrefix", "collections.OrderedDict", "builtins.set",
     "_codecs.encode",
 }  # fmt: skip
 _DTYPES = {
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
-    "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
+    "float8_e8m0fnu", "float4_e2m1fn_x2", "complex32", "complex64", "complex128", "qint8", "quint8", "qint32",
+    "quint4x2", "quint2x4", "bits8", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
+    "per_tensor_affine", "per_channel_affine", "per_channel_affine_float_qparams", "strided", "sparse_coo",
+    "sparse_csr", "contiguous_format", "preserve_format", "channels_last",
 }  # fmt: skip
-_CLASSES_OF_TORCH = ("torch.distributed.tensor", "torch.distributed.checkpoint.metadata",
-                     "torch.distributed.device_mesh", "torch.distributed._shard")  # fmt: skip
-_OPTIONS_OF_TORCH = ("torch.distributed.fsdp", "torch.optim", "torch.amp", "torch.cuda.amp")
+# Of distributed checkpoints
+_DISTRIBUTED = re.compile(
+    r"torch\.distributed\.("
+    r"checkpoint\.metadata\.(Metadata|TensorStorageMetadata|BytesStorageMetadata|TensorProperties|ChunkStorageMetadata"
+    r"|MetadataIndex|StorageMeta|_MEM_FORMAT_ENCODING)"
+    r"|checkpoint\.(filesystem|hf_storage|_hf_utils)\.(_StorageInfo|_StoragePrefix|_HFStorageInfo)"
+    r"|tensor(\._api)?\.DTensor|tensor\._dtensor_spec\.(DTensorSpec|TensorMeta)"
+    r"|tensor\.placement_types\.(Shard|Replicate|Partial|_StridedShard)|device_mesh\.DeviceMesh"
+    r"|_shard\.(sharded_tensor\.)?(api\.|metadata\.|shard\.)?(ShardedTensor|ShardedTensorMetadata|TensorProperties|Shard"
+    r"|ShardMetadata)|_shard\.sharding_spec\.(api\.|chunk_sharding_spec\.)?(EnumerableShardingSpec|ChunkShardingSpec)"
+    r"|remote_device\._remote_device)"
+)
+# Of what trainers keep of their options and states. By module and name, since modules re-export what others define
+_OF_TRAINERS = re.compile(
+    r"transformers\.training_args(_seq2seq)?\.(Seq2Seq)?(TrainingArguments|OptimizerNames|ParallelMode)"
+    r"|transformers\.trainer_utils\.(IntervalStrategy|SaveStrategy|EvaluationStrategy|SchedulerType|HubStrategy|FSDPOption)"
+    r"|transformers\.trainer_pt_utils\.AcceleratorConfig"
+    r"|transformers\.integrations\.deepspeed\.(HfDeepSpeedConfig|HfTrainerDeepSpeedConfig)"
+    r"|transformers\.generation\.configuration_utils\.(GenerationConfig|CompileConfig)"
+    r"|trl\.(trainer|experimental(\.\w+)+|scripts)\.\w*(config|utils)\.\w+(Config|Arguments)"
+    r"|trl_ext\.trainers\.\w+_config\.\w+Config"
+    r"|accelerate\.state\.(PartialState|AcceleratorState|GradientState)|accelerate\.parallelism_config\.ParallelismConfig"
+    r"|accelerate\.utils\.dataclasses\.(DistributedType|SageMakerDistributedType|PrecisionType|RNGType|LoggerType"
+    r"|ComputeEnvironment|DynamoBackend|FP8BackendType|DeepSpeedPlugin|FullyShardedDataParallelPlugin|MegatronLMPlugin"
+    r"|GradientAccumulationPlugin|DataLoaderConfiguration|ProjectConfiguration|TorchDynamoPlugin|TorchTensorParallelPlugin"
+    r"|DistributedDataParallelKwargs|InitProcessGroupKwargs|GradScalerKwargs|AutocastKwargs|ProfileKwargs|FP8RecipeKwargs"
+    r"|Torch(Context|Tensor)ParallelConfig|DeepSpeedSequenceParallelConfig)"
+    r"|torch\.distributed\.fsdp(\.api|\._fully_shard\._fsdp_api|\.fully_sharded_data_parallel)?\.(ShardingStrategy"
+    r"|BackwardPrefetch|StateDictType|MixedPrecision|MixedPrecisionPolicy|CPUOffload|CPUOffloadPolicy|OffloadPolicy"
+    r"|(Full|Sharded|Local)?(Optim)?StateDictConfig)"
+    r"|peft(\.tuners\.\w+)?\.config\.\w+Config|peft\.utils\.peft_types\.(PeftType|TaskType)"
+    r"|deepspeed\.runtime\.zero\.(config|offload_config)\.(ZeroStageEnum|OffloadDeviceEnum)"
+    r"|deepspeed\.runtime\.fp16\.loss_scaler\.(LossScaler|DynamicLossScaler)"
+    r"|deepspeed\.utils\.tensor_fragment\.(fragment_address|tensor_fragment)"
+)
 _PLAIN = {
     "collections": {"OrderedDict", "defaultdict", "deque", "Counter"}, "pathlib": {"PosixPath", "WindowsPath", "Path",
     "PurePosixPath", "PureWindowsPath"}, "datetime": {"datetime", "timedelta", "date", "timezone"},
@@ -38,22 +74,20 @@ _PLAIN = {
                  "slice", "complex", "range", "object"},
     "_codecs": {"encode"}, "copyreg": {"_reconstructor"}, "argparse": {"Namespace"}, "types": {"SimpleNamespace"},
     "decimal": {"Decimal"}, "fractions": {"Fraction"}, "uuid": {"UUID"}, "enum": {"Enum"},
-    "deepspeed.utils.tensor_fragment": {"fragment_address"},
 }  # fmt: skip
-_NUMPY = {"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer", "RandomState", "Generator"}
-_OF_OPTIONS = re.compile(
-    r"(Args|Arguments|Config|Strategy|State|States|Type|Plugin|Names|Name|Scaler|Enum|Kwargs|Mode|Backend|Policy|Stage|"
-    r"Offload|Device|Metadata|Version|LR|Scheduler|Optimizer|Format|Level|Option|Options|Prefetch|Precision|Strategies|AdamW?|SGD)\d*$"
-)
-_ECOSYSTEM = {"transformers", "trl", "trl_ext", "peft", "accelerate", "datasets", "bitsandbytes", "deepspeed"}
+_NUMPY = {
+    "_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer", "RandomState", "Generator", "__generator_ctor",
+    "__bit_generator_ctor", "__randomstate_ctor", "__pyx_unpickle_SeedSequence", "SeedSequence", "MT19937", "PCG64",
+    "PCG64DXSM", "Philox", "SFC64",
+}  # fmt: skip
+_BUILTINS_OF_PYTHON_2 = {"xrange", "long", "unicode", "set", "frozenset", "bytes", "bytearray", "complex", "object"}
 
 
 def is_of_tensors(name: Name) -> bool:
     """Of what every file of tensors imports."""
     if str(name) in _TENSORS or (name.module == "torch" and (name.name in _DTYPES or _is_storage(name.name))):
         return True
-    is_class = name.name.lstrip("_")[:1].isupper() and "." not in name.name
-    return is_class and name.module.startswith(_CLASSES_OF_TORCH)
+    return _DISTRIBUTED.fullmatch(str(name)) is not None
 
 
 def _is_storage(name: str) -> bool:
@@ -71,12 +105,14 @@ def danger(name: Name, of_a_trainer: bool) -> Severity | None:
         return Severity.CRITICAL
     if is_of_tensors(name) or name.name in _PLAIN.get(name.module, ()):
         return None
+    if name.module == "__builtin__":  # as protocol 2 calls it
+        return None if name.name in _BUILTINS_OF_PYTHON_2 else Severity.CRITICAL
     if root == "numpy":
         return None if name.name in _NUMPY or (name.module == "numpy.dtypes" and is_class) else Severity.CRITICAL
-    if root in sys.stdlib_module_names or (root == "torch" and not is_class) or not root:
-        return Severity.CRITICAL
-    if root == "torch" and not name.module.startswith((*_OPTIONS_OF_TORCH, "torch.nn.modules")):
+    if of_a_trainer and _OF_TRAINERS.fullmatch(str(name)):
+        return None
+    if root == "torch" and not name.module.startswith(("torch.nn.", "torch.optim")):
         return Severity.CRITICAL  # some of its classes open files when they are made, or compile
-    if of_a_trainer and is_class and (root in _ECOSYSTEM or name.module.startswith(_OPTIONS_OF_TORCH)):
-        return None if _OF_OPTIONS.search(name.name) else Severity.WARNING
-    return Severity.INFO if of_a_trainer and is_class and root != "torch" else Severity.WARNING
+    if root in sys.stdlib_module_names or not root:
+        return Severity.CRITICAL
+    return Severity.WARNING

@@ -112,7 +112,7 @@ def _follow(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) ->
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    at = max(i for i, value in enumerate(stack) if value is _MARK)
+    at = next(i for i in range(len(stack) - 1, -1, -1) if stack[i] is _MARK)
     taken = stack[at + 1 :]
     del stack[at:]
     return taken

@@ -18,8 +18,9 @@ from trl_ext.checkpoints.torch_file import read_torch_file
 
 _INDEX = re.compile(r".+\.(safetensors|bin)\.index\.json")
 _TRAINER_STATE = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|random_states|training_args|sampler).*\.(pt|pth|bin|pkl)"
+    r"(optimizer|scheduler|scaler|rng_state|random_states|training_args|sampler|custom_checkpoint).*\.(pt|pth|bin|pkl)"
 )
+_OTHER_PICKLES = (".pkl", ".pickle", ".ckpt", ".p")  # of no form that is known: what loading them would import
 _VARIANT = re.compile(r"(model|pytorch_model|adapter_model)\.\w+(?:-\d+-of-\d+)?\.(safetensors|bin)")
 _TORCH = (".bin", ".pt", ".pth")
 _ZERO_MODEL = re.compile(r".*_model_states\.pt")
@@ -119,7 +120,7 @@ def _read_folder(checkpoint: Checkpoint) -> None:
     for under in folder.folders():
         forms += _read_inner(checkpoint, under)
     for name in names:
-        if _TRAINER_STATE.fullmatch(name):
+        if _TRAINER_STATE.fullmatch(name) or name.endswith(_OTHER_PICKLES):
             _read_trainer_state(checkpoint, name)
     if "adapter_config.json" in names:
         forms.insert(0, "PEFT adapter")
@@ -203,7 +204,8 @@ def _read_trainer_state(checkpoint: Checkpoint, name: str) -> None:
     try:
         imports: list[Name] = []
         with checkpoint.folder.open(name) as file:
-            bare = name.endswith(".pkl") and file.read(4) != b"PK\x03\x04"  # Accelerate's are written by torch.save
+            # Accelerate's, too, are written by torch.save
+            bare = name.endswith(_OTHER_PICKLES) and file.read(4) != b"PK\x03\x04"
             if bare:
                 file.seek(0)
                 read_pickle(file.read(MOST + 1), f"'{name}'", imports)

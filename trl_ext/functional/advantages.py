@@ -89,9 +89,10 @@ def gae_over_turns(
     turn = (starts.cumsum(1) - 1).clamp(min=0)  # of each token; what is outside of turns is masked below
     turns = max(int(starts.sum(1).max()), 1)
     empty = torch.zeros(len(rewards), turns, dtype=values.dtype, device=values.device)
-    of_turns = [empty.scatter_add(1, turn, (x * y).to(values.dtype)) for x, y in ((rewards, mask), (values, starts))]
+    of_turns = empty.scatter_add(1, turn, (rewards * mask).to(values.dtype))
+    at_starts = empty.scatter_add(1, turn, values * starts)
     exists = empty.scatter_add(1, turn, starts.to(values.dtype))
-    advantages, returns = gae(*of_turns, exists, gamma, lam)
+    advantages, returns = gae(of_turns, at_starts, exists, gamma, lam)
     return advantages.gather(1, turn) * mask, returns.gather(1, turn) * starts, starts.to(mask.dtype)
 
 

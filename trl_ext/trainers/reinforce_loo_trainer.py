@@ -338,9 +338,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
             "policy/approxkl_avg": (log_ratio.square() / 2, mask),
             "policy/clipfrac_avg": (clipped.float(), mask),
         }
-        if (
-            args.beta != 0 and not args.kl_in_reward and self.beta == 0
-        ):  # the base class has k3 alone
+        if args.beta != 0 and not args.kl_in_reward and self.beta == 0:  # the base class has k3 alone
             kl = kl_estimate(with_gradient, inputs["ref_per_token_logps"], args.kl_estimator)
             loss = loss + self._kl.value * self._aggregated(kl, mask) / accumulation
             means["kl"] = (kl.detach(), mask)

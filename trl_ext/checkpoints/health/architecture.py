@@ -30,11 +30,20 @@ def wrapped_names(case: Case) -> Iterator[HealthFinding]:
 
 
 def config_contradicts_itself(case: Case) -> Iterator[HealthFinding]:
-    if case.contradiction:
+    if case.not_compared is None:
+        return
+    if case.not_compared.is_contradiction:
         yield HealthFinding(
             "config_contradiction", Severity.WARNING,
-            f"Transformers cannot build {case.architecture} with config.json: {case.contradiction}",
+            f"Transformers cannot build {case.architecture} with config.json: {case.not_compared.reason}",
             "It will not load: copy the config.json that was saved with these weights.",
+        )  # fmt: skip
+    else:
+        yield HealthFinding(
+            "architecture_not_compared", Severity.INFO,
+            f"the tensors were not compared with those of {case.architecture}: {case.not_compared.reason}",
+            "Look whether config.json is of this model, and whether this machine can start a process and import "
+            "transformers in it.",
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from trl_ext.checkpoints.architecture import Differences
-from trl_ext.checkpoints.architecture_process import differences
+from trl_ext.checkpoints.architecture_process import NotCompared, differences
 from trl_ext.checkpoints.errors import printable
 from trl_ext.checkpoints.measuring import Measured
 from trl_ext.checkpoints.naming import step_of
@@ -109,12 +109,12 @@ class Case:
         return self._built if isinstance(self._built, Differences) else None
 
     @property
-    def contradiction(self) -> str | None:
-        """What Transformers says to config.json where it cannot build a model of it."""
-        return self._built if isinstance(self._built, str) else None
+    def not_compared(self) -> NotCompared | None:
+        """Why there are no `differences` where there should be."""
+        return self._built if isinstance(self._built, NotCompared) else None
 
     @cached_property
-    def _built(self) -> Differences | str | None:
+    def _built(self) -> Differences | NotCompared | None:
         stored = [one for one in self.checkpoint.tensors
                   if any(MODEL_FILE.fullmatch(piece.file) for piece in one.pieces) or not one.pieces]  # fmt: skip
         shards = {shard for weight_map in self.checkpoint.indices.values() for shard in weight_map.values()}
