@@ -21,6 +21,9 @@ TRAJECTORIES = ["tests/trainers/test_trajectories.py"]
 PPO = ["tests/trainers/test_ppo_trainer.py"]
 CONFIG = ["tests/trainers/test_config.py"]
 STOCK = ["tests/trainers/test_stock_ppo.py"]  # red on trl<1.13 alone
+BASELINES = ["tests/trainers/test_baselines.py"]
+FOLLOWING = ["tests/trainers/test_following_reference.py"]
+SCHEDULES = ["tests/functional/test_schedules.py"]
 PROCESSES = ["tests/trainers/test_two_processes.py"]
 
 NUMBERS = ["tests/rewards/test_reliability_numbers.py", "tests/rewards/test_reliability.py"]
@@ -305,6 +308,37 @@ MUTATIONS = [
         "into = checkpoint.tensors if True",
         READER,
     ),
+    ("functional/advantages.py", "rewards.reshape(1, -1)", "rewards.reshape(len(rewards), -1)", FUNCTIONAL),
+    ("functional/advantages.py", "rewards - rewards.nanmean(1, keepdim=True)).nan_to", "rewards).nan_to", FUNCTIONAL),
+    ("functional/advantages.py", "(count - 1).clamp(min=1)", "count.clamp(min=1)", FUNCTIONAL),
+    (
+        "functional/advantages.py",
+        "torch.where(count > 1, advantages / (std",
+        "torch.where(count > 0, advantages / (std",
+        FUNCTIONAL,
+    ),
+    ("functional/advantages.py", "values * starts", "values * mask", FUNCTIONAL),
+    ("functional/advantages.py", "advantages.gather(1, turn) * mask", "advantages.gather(1, turn)", FUNCTIONAL),
+    ("functional/schedules.py", "min(floor, start)", "floor", SCHEDULES),
+    ("functional/schedules.py", "decay**step", "decay * step", SCHEDULES),
+    ("trainers/baselines.py", "self._sum / self._weight", "self._sum", BASELINES),
+    (
+        "trainers/baselines.py",
+        "(~rewards.isnan()).sum(1, keepdim=True) == 1",
+        "(~rewards.isnan()).sum(1, keepdim=True) == 9",
+        BASELINES,
+    ),
+    ("trainers/baselines.py", "            if training:\n", "            if True:\n", BASELINES),
+    ("trainers/greedy.py", "generation_config.do_sample = False", "generation_config.do_sample = True", BASELINES),
+    ("trainers/kl_controller.py", "min(_CLIP, kl", "min(9.0, kl", FOLLOWING),
+    ("trainers/kl_controller.py", "completions / self._horizon", "1 / self._horizon", FOLLOWING),
+    ("trainers/reference.py", "1.0 - tau)", "tau)", FOLLOWING),
+    ("trainers/reference.py", "% args.ref_update_interval == 0", "% args.ref_update_interval == 1", FOLLOWING),
+    ("trainers/reference.py", "parameter.copy_(whole)", "whole", FOLLOWING),
+    (LOO, "ends[min(turn, len(ends) - 1)]", "ends[-1]", BASELINES),
+    (LOO, "self._kl.value * self._aggregated(kl, mask)", "self._aggregated(kl, mask)", FOLLOWING),
+    (LOO, "self._kl.load_state_dict(state", "dict(state", FOLLOWING),
+    (LOO, "self._baseline.load_state_dict(state", "dict(state", FOLLOWING),
 ]
 
 

@@ -12,7 +12,7 @@ from peft import LoraConfig
 from trainer_builders import SGD, fixed_rollouts, loo_trainer, scorer
 
 BATCH = 16
-CASES = ("loo", "value-model", "value-lora")
+CASES = ("loo", "value-model", "value-lora", "ema-target", "mean-follow", "loo-follow-lora")
 
 
 def some_unscorable(completion_ids, **_):
@@ -24,14 +24,19 @@ def train(case, folder, processes):
     extra = {"rollout_func": fixed_rollouts(eos_every=3)}
     if case == "value-model":
         extra["value_model"] = scorer(3)
-    if case == "value-lora":
+    options = SGD | {"learning_rate": 0.3}
+    if "target" in case:  # the coefficient of the KL and the entropy bonus move
+        options |= {"kl_target": 0.01, "kl_horizon": 50, "entropy_coef": 0.01, "entropy_decay": 0.5}
+    if "follow" in case:
+        options |= {"reference": "ema", "ema_tau": 0.5}
+    if "lora" in case:
         extra["peft_config"] = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     baseline = case.split("-")[0]
     trainer = loo_trainer(
         folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
         num_iterations=2, advantage_normalize="batch" if baseline == "value" else "none",
         whiten_rewards=baseline == "value", trainer=extra,
-        **SGD | {"learning_rate": 0.3},
+        **options,
     )  # fmt: skip
     trainer.train()
     named = {k: p.double() for k, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()}

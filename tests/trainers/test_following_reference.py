@@ -175,3 +175,25 @@ def test_what_cannot_be_is_one_line_that_names_the_fix(tmp_path, kwargs, fix):
     with pytest.raises(UserError, match=fix) as error:
         loo_trainer(tmp_path, **kwargs)
     assert "\n" not in str(error.value)
+
+
+def test_the_entropy_coefficient_decays_to_its_floor_and_goes_on_where_a_resumed_run_left_it(tmp_path):
+    options = {"entropy_coef": 0.1, "entropy_decay": 0.5, "min_entropy_coef": 0.02, "save_strategy": "steps",
+               "save_steps": 2, "max_steps": 5}  # fmt: skip
+    trainer = loo_trainer(tmp_path, **options)
+    trainer.train()
+    seen = [row["entropy_coef"] for row in log_rows(trainer) if "entropy_coef" in row]
+    assert seen == pytest.approx([0.1, 0.05, 0.025, 0.02, 0.02])
+    resumed = loo_trainer(tmp_path / "resumed", **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert log_rows(resumed)[:-1] == log_rows(trainer)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "fix"),
+    [({"entropy_decay": 0.9}, "set entropy_coef above 0"), ({"min_entropy_coef": 0.1}, "from 0 to entropy_coef"),
+     ({"entropy_decay": 1.2, "entropy_coef": 0.1}, "from 0 to 1")],
+)  # fmt: skip
+def test_a_schedule_that_cannot_be_is_one_line(tmp_path, kwargs, fix):
+    with pytest.raises(UserError, match=fix):
+        loo_trainer(tmp_path, **kwargs)

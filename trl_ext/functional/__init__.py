@@ -16,12 +16,14 @@ from .kl import kl_estimate
 from .log_probs import token_log_probs
 from .losses import clipped_value_loss, explained_variance
 from .masking import at_last_token, masked_mean, masked_whiten, with_terminal_state
+from .schedules import decayed
 
 __all__ = [
     "against_the_batch",
     "against_the_mean",
     "at_last_token",
     "clipped_value_loss",
+    "decayed",
     "explained_variance",
     "gae",
     "gae_over_turns",

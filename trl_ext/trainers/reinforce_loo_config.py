@@ -67,6 +67,10 @@ class ReinforceLOOConfig(GRPOConfig):
     ema_tau: float = field(
         default=0.999, metadata={"help": "Share of the reference that stays at each step, for reference='ema'."}
     )
+    entropy_decay: float = field(
+        default=1.0, metadata={"help": "Share of entropy_coef that is left after each optimizer step; 1 holds it."}
+    )
+    min_entropy_coef: float = field(default=0.0, metadata={"help": "entropy_coef decays no further than this."})
     gae_steps: Literal["token", "turn"] = field(
         default="token",
         metadata={"help": "What a step of GAE is, for baseline='value': a token, or all that is said in one turn."},
@@ -136,7 +140,8 @@ class ReinforceLOOConfig(GRPOConfig):
 
         for name, low, high in (
             ("gamma", 0, 1), ("lam", 0, 1), ("ema_decay", 0, 1), ("ema_tau", 0, 1), ("vf_coef", 0, math.inf),
-            ("epsilon", 0, math.inf), ("ref_update_interval", 1, math.inf), ("kl_horizon", 1, math.inf),
+            ("epsilon", 0, math.inf), ("entropy_decay", 0, 1), ("ref_update_interval", 1, math.inf),
+            ("kl_horizon", 1, math.inf),
         ):  # fmt: skip
             value = getattr(self, name)
             require(low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
@@ -156,6 +161,15 @@ class ReinforceLOOConfig(GRPOConfig):
             self.beta != 0 or (self.reference == "frozen" and self.kl_target is None),
             f"beta=0 has no reference: set beta above 0, or reference='frozen' (it is {self.reference!r}) and "
             f"kl_target=None (it is {self.kl_target}).",
+        )
+        require(
+            self.entropy_decay == 1.0 or (self.entropy_coef > 0 and not self.use_adaptive_entropy),
+            f"entropy_decay={self.entropy_decay} has no entropy bonus to decay, or one that adapts: set entropy_coef "
+            f"above 0 (it is {self.entropy_coef}) and use_adaptive_entropy=False, or entropy_decay=1.0.",
+        )
+        require(
+            0 <= self.min_entropy_coef <= max(self.entropy_coef, 0.0),
+            f"min_entropy_coef={self.min_entropy_coef}: must be from 0 to entropy_coef ({self.entropy_coef}).",
         )
         require(self.kl_target is None or self.kl_target > 0, f"kl_target={self.kl_target}: must be above 0, or None.")
         require(

@@ -14,6 +14,7 @@ from ..errors import UserError
 from ..functional import (
     at_last_token,
     clipped_value_loss,
+    decayed,
     explained_variance,
     gae,
     gae_over_turns,
@@ -323,6 +324,9 @@ class ReinforceLOOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         mode, args = "train" if self.model.training else "eval", self.args
+        if args.entropy_decay != 1.0:  # from the step alone: a resumed run and every process have the same
+            step = self.state.global_step
+            self.entropy_coef = decayed(args.entropy_coef, args.entropy_decay, args.min_entropy_coef, step)
         loss = super()._compute_loss(model, inputs)
         (with_gradient, values), self._last_forward = self._last_forward, None
         per_token_logps, mask = with_gradient.detach(), inputs["completion_mask"] * inputs["tool_mask"]
