@@ -60,6 +60,22 @@ def _first_object(text: str) -> Any:
     raise ValueError("no object")
 
 
+def object_spans(text: str) -> list[tuple[int, int]]:
+    """(start, behind the end) of the valid outermost objects in `text`, whatever stands around them; which count is as
+    `read_json` says of `"first"`."""
+    spans = []
+    start = text.find("{")
+    while start >= 0:
+        end = _behind(text, start)
+        try:
+            _decode(text[start:end])
+            spans.append((start, end))
+        except ValueError:
+            pass
+        start = text.find("{", end)
+    return spans
+
+
 def _behind(text: str, start: int) -> int:
     """Behind the brace that closes the one at `start`; the end of the text where none does."""
     depth = 0

@@ -67,6 +67,23 @@ class ReinforceLOOConfig(GRPOConfig):
     ema_tau: float = field(
         default=0.999, metadata={"help": "Share of the reference that stays at each step, for reference='ema'."}
     )
+    mask: Literal["completion", "json_actions"] = field(
+        default="completion",
+        metadata={"help": "Which tokens learn: all that the policy chose, or those of the JSON objects in it alone."},
+    )
+    invalid_json: Literal["keep", "drop", "penalise"] = field(
+        default="keep",
+        metadata={
+            "help": "A completion with a turn without a JSON object, or with one that action_schema refuses. 'drop': "
+            "it does not learn and leaves its group's baseline. 'penalise': invalid_json_penalty less; all of it learns."
+        },
+    )
+    invalid_json_penalty: float = field(
+        default=1.0, metadata={"help": "Taken off the reward of such a completion, for invalid_json='penalise'."}
+    )
+    action_schema: str | None = field(
+        default=None, metadata={"help": "Path of a JSON Schema that every action must agree with."}
+    )
     entropy_decay: float = field(
         default=1.0, metadata={"help": "Share of entropy_coef that is left after each optimizer step; 1 holds it."}
     )
@@ -146,7 +163,15 @@ class ReinforceLOOConfig(GRPOConfig):
             value = getattr(self, name)
             require(low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
         require(self.temperature > 0, f"temperature={self.temperature}: sampling needs a number above 0.")
-        for name in ("baseline", "gae_steps", "advantage_normalize", "reference", "kl_estimator"):
+        for name in (
+            "baseline",
+            "gae_steps",
+            "advantage_normalize",
+            "reference",
+            "kl_estimator",
+            "mask",
+            "invalid_json",
+        ):
             choices = get_args(get_type_hints(type(self))[name])
             require(
                 getattr(self, name) in choices,
@@ -170,6 +195,10 @@ class ReinforceLOOConfig(GRPOConfig):
         require(
             0 <= self.min_entropy_coef <= max(self.entropy_coef, 0.0),
             f"min_entropy_coef={self.min_entropy_coef}: must be from 0 to entropy_coef ({self.entropy_coef}).",
+        )
+        require(
+            self.invalid_json_penalty >= 0,
+            f"invalid_json_penalty={self.invalid_json_penalty}: it is taken off the reward; set it to 0 or more.",
         )
         require(self.kl_target is None or self.kl_target > 0, f"kl_target={self.kl_target}: must be above 0, or None.")
         require(

@@ -27,6 +27,7 @@ from ..functional import (
 from ..rewards.probing import is_probing
 from .baselines import GroupBaseline
 from .greedy import greedy_rewards
+from .json_actions import JsonActions
 from .kl_controller import KLController
 from .process_statistics import global_means, global_moments
 from .reference import (
@@ -79,6 +80,8 @@ class ReinforceLOOTrainer(GRPOTrainer):
             super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self._check_pad_token()
         self._check_greedy()
+        looks_at_actions = args.mask == "json_actions" or args.invalid_json != "keep"
+        self._json = JsonActions(self._tokenizer, args.action_schema) if looks_at_actions else None
         self._baseline = GroupBaseline(args.baseline, args.ema_decay)
         self._kl = KLController(args.beta, args.kl_target, args.kl_horizon)
         if ref_model is not None:
@@ -213,6 +216,9 @@ class ReinforceLOOTrainer(GRPOTrainer):
             self._set_beta(scoring=False)
             self._scoring = None
         scores = self._adjust_scores(self._weighted(rewards_per_func), output)
+        own = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+        if self._json is not None:
+            scores = self._judge_actions(scores, output, own, mode)
         batch_size = output["completion_ids"].size(0)
         local = slice(self.accelerator.process_index * batch_size, (self.accelerator.process_index + 1) * batch_size)
         mask = self._drop_unscorable(output, ~scores[local].isnan())
@@ -223,7 +229,7 @@ class ReinforceLOOTrainer(GRPOTrainer):
                 penalty = self._kl.value * kl
                 del output["ref_per_token_logps"]
             self._log_kl(mode, kl, mask, kl_in_reward)
-        turn_rewards = self._turn_rewards(inputs, mask)
+        turn_rewards = self._turn_rewards(inputs, own, mask)
         scores = scores + self.accelerator.gather(turn_rewards.sum(1))
         rewards = scores - self.accelerator.gather(penalty.sum(1))
         self._log_rewards(mode, scores, rewards)
@@ -236,6 +242,26 @@ class ReinforceLOOTrainer(GRPOTrainer):
         if per_token_logps is not None:
             self._log_rollouts(mode, output, per_token_logps, mask)
         return output
+
+    def _judge_actions(self, scores: torch.Tensor, output: dict, own: torch.Tensor, mode: str) -> torch.Tensor:
+        """The scores, with those of invalid completions dropped or lowered; which tokens learn goes to `tool_mask`."""
+        actions = self._json.find(output["completion_ids"], own)
+        names = ("actions/valid_ratio", "actions/per_completion", "actions/token_ratio")
+        each = torch.ones_like(actions.count)
+        pairs = [(actions.valid.float(), each), (actions.count, each), (actions.mask, own)]
+        for name, value in zip(names, global_means(self.accelerator, pairs), strict=True):
+            self._metrics[mode][name].append(value)
+        invalid = ~self.accelerator.gather(actions.valid)
+        if self.args.mask == "json_actions":
+            learning = actions.mask
+            if self.args.invalid_json == "penalise":  # what has no action has no token to learn from otherwise
+                learning = torch.where(actions.valid.unsqueeze(1), learning, own)
+            output["tool_mask"] = own * learning
+        if self.args.invalid_json == "drop":
+            return scores.masked_fill(invalid, torch.nan)
+        if self.args.invalid_json == "penalise":
+            return scores - self.args.invalid_json_penalty * invalid.float()
+        return scores
 
     def _adjust_scores(self, scores: torch.Tensor, output: dict) -> torch.Tensor:
         """A subclass's last word on the scores, (completions of all processes,)."""
@@ -252,19 +278,22 @@ class ReinforceLOOTrainer(GRPOTrainer):
         scores = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(1)
         return scores.masked_fill(rewards_per_func.isnan().all(1), torch.nan)  # unscorable, as in the base class
 
-    def _turn_rewards(self, inputs, mask: torch.Tensor) -> torch.Tensor:
-        """Rewards of single turns, on the last token of each, (B, T): from `turn_rewards` that a `rollout_func` returns
-        for each completion, or that an environment has. Turns beyond the last there is give theirs to that one."""
+    def _turn_rewards(self, inputs, own: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Rewards of single turns, (B, T): from `turn_rewards` that a `rollout_func` returns for each completion, or
+        that an environment has. Each lies on the last token that learns up to the end of its turn, and else on the
+        first one that does; turns beyond the last there is give theirs to that one."""
         environments = getattr(self, "environments", None) or [None] * len(inputs)
         found = torch.zeros_like(mask, dtype=torch.float32)
         for i, (row, environment) in enumerate(zip(inputs, environments, strict=True)):
             given = row.get("turn_rewards", getattr(environment, "turn_rewards", None))
             if given is None or not mask[i].any():
                 continue
-            inside = mask[i].bool()
+            inside = own[i].bool()
             ends = (inside & ~torch.nn.functional.pad(inside, (0, 1))[1:]).nonzero().flatten()
+            learning = mask[i].nonzero().flatten()
             for turn, reward in enumerate(given):
-                found[i, ends[min(turn, len(ends) - 1)]] += float(reward)
+                place = torch.searchsorted(learning, ends[min(turn, len(ends) - 1)], right=True) - 1
+                found[i, learning[place.clamp(min=0)]] += float(reward)
         return found
 
     def _group_advantages(self, inputs, rewards: torch.Tensor, mode: str) -> torch.Tensor:

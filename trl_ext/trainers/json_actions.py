@@ -1,0 +1,94 @@
+"""Which tokens of a completion are the JSON of its actions, and whether it acts validly."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..rewards.json_schema import JsonSchemaReward
+from ..rewards.json_text import object_spans
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what part of a character decodes to
+
+
+class Actions(NamedTuple):
+    """Of a batch.
+
+    Attributes:
+        mask: `(B, T)`, 1 on every token that holds a character of an action's outermost object, 0 elsewhere.
+        valid: `(B,)`, whether each turn acts, and every action agrees with the schema.
+        count: `(B,)`, actions.
+    """
+
+    mask: torch.Tensor
+    valid: torch.Tensor
+    count: torch.Tensor
+
+
+class JsonActions:
+    """Finds actions where the policy speaks: in each run of its own tokens by itself, so that no tool's answer is one.
+
+    An action is a JSON object, of which only the outermost counts, as strictly read as by the reward functions
+    (`json_text`): inside a string braces are text; one that the limit of tokens cuts off is none, and no part of it is.
+
+    Args:
+        tokenizer: that generated the tokens.
+        schema: a JSON Schema that every action must agree with, or the path of one.
+    Raises:
+        UserError: no JSON Schema, or a file that cannot be read.
+    """
+
+    def __init__(self, tokenizer: Any, schema: Any = None) -> None:
+        self._tokenizer = tokenizer
+        self._schema = None if schema is None else JsonSchemaReward(schema)
+
+    def find(self, completion_ids: torch.Tensor, policy: torch.Tensor) -> Actions:
+        """
+        Args:
+            completion_ids, policy: `(B, T)`; the latter 1 on the tokens that the policy chose.
+        """
+        found = torch.zeros_like(policy)
+        valid, count = [], []
+        for row, (ids, own) in enumerate(zip(completion_ids.tolist(), policy.tolist(), strict=True)):
+            turns = [self._turn(ids[begin:end]) for begin, end in _runs(own)]
+            for (begin, _), (tokens, _, _) in zip(_runs(own), turns, strict=True):
+                found[row, [begin + token for token in tokens]] = 1
+            valid.append(bool(turns) and all(number > 0 and good for _, number, good in turns))
+            count.append(sum(number for _, number, _ in turns))
+        device = policy.device
+        return Actions(found, torch.tensor(valid, device=device), torch.tensor(count, device=device))
+
+    def _turn(self, ids: list[int]) -> tuple[list[int], int, bool]:
+        """Tokens of actions, how many actions, and whether all agree with the schema."""
+        text, offsets = _with_offsets(self._tokenizer, ids)
+        spans = object_spans(text)
+        tokens = [
+            i for i, (begin, end) in enumerate(offsets) if any(begin < stop and end > start for start, stop in spans)
+        ]
+        return tokens, len(spans), all(self._agrees(text[start:stop]) for start, stop in spans)
+
+    def _agrees(self, action: str) -> bool:
+        return self._schema is None or self._schema([""], [action]) == [1.0]
+
+
+def _runs(mask: list[int]) -> list[tuple[int, int]]:
+    """(first, behind the last) of each run of ones."""
+    edges = [i for i in range(len(mask) + 1) if (mask[i] if i < len(mask) else 0) != (mask[i - 1] if i else 0)]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _with_offsets(tokenizer: Any, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The text, and which of its characters each token holds."""
+    text = _decoded(tokenizer, ids)
+    if tokenizer.is_fast and _INCOMPLETE not in text:
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        if encoded["input_ids"] == ids:
+            return text, encoded["offset_mapping"]
+    # A policy may choose other tokens for a text than the tokenizer would: exact for any, and slower
+    ends = [len(_decoded(tokenizer, ids[: i + 1]).rstrip(_INCOMPLETE)) for i in range(len(ids))]
+    starts = [0, *ends[:-1]]
+    # of a character that several tokens make, each holds it
+    return text, [(start, max(end, start + 1)) for start, end in zip(starts, ends, strict=True)]
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
