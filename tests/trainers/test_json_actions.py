@@ -77,7 +77,7 @@ def test_the_tokens_are_those_that_hold_a_character_of_an_action(tokenizer, name
         at = start + len(action)
     expected = [int(any(a < end and b > start for start, end in spans)) for a, b in encoded["offset_mapping"]]
     assert found.mask[0].tolist() == expected
-    assert (found.count.item(), found.valid.item()) == (len(actions), bool(actions))
+    assert (found.per_completion.item(), found.valid.item()) == (len(actions), bool(actions))
     assert all(json.loads(action) is not None for action in actions)
 
 
@@ -102,7 +102,7 @@ def test_what_a_tool_answers_is_no_action_and_each_turn_must_act():
     policy = [1] * 8 + [0] * 8 + [1] * 4
     found = marked(tokenizer, ids, policy)
     assert found.mask[0].tolist() == [1] * 8 + [0] * 12
-    assert (found.count.item(), found.valid.item()) == (1, False)
+    assert (found.per_completion.item(), found.valid.item()) == (1, False)
     assert marked(tokenizer, ids, [1] * 8 + [0] * 12).valid.item()
 
 
@@ -171,9 +171,8 @@ def test_the_gradient_is_that_of_the_actions_tokens_alone(tmp_path):
     trainer.model.zero_grad()
     loss = 0.0
     for row in range(16):
-        prompt, completion = (
-            output[f"{k}_ids"][row][output[f"{k}_mask"][row].bool()] for k in ("prompt", "completion")
-        )
+        whole = [output[f"{name}_ids"][row][output[f"{name}_mask"][row].bool()] for name in ("prompt", "completion")]
+        prompt, completion = whole
         logps = trainer.model(input_ids=torch.cat([prompt, completion])[None]).logits[0].log_softmax(-1)
         picked = logps[len(prompt) - 1 : -1].gather(-1, completion[:, None]).squeeze(-1)
         text, value = WRITTEN[row % 4], output["advantages"][row]

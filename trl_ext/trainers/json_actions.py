@@ -16,12 +16,12 @@ class Actions(NamedTuple):
     Attributes:
         mask: `(B, T)`, 1 on every token that holds a character of an action's outermost object, 0 elsewhere.
         valid: `(B,)`, whether each turn acts, and every action agrees with the schema.
-        count: `(B,)`, actions.
+        per_completion: `(B,)`, actions.
     """
 
     mask: torch.Tensor
     valid: torch.Tensor
-    count: torch.Tensor
+    per_completion: torch.Tensor
 
 
 class JsonActions:

@@ -81,7 +81,9 @@ class ReinforceLOOTrainer(GRPOTrainer):
         self._check_pad_token()
         self._check_greedy()
         looks_at_actions = args.mask == "json_actions" or args.invalid_json != "keep"
-        self._json = JsonActions(self._tokenizer, args.action_schema) if looks_at_actions else None
+        self._json: JsonActions | None = None
+        if looks_at_actions:
+            self._json = JsonActions(self._tokenizer, args.action_schema)
         self._baseline = GroupBaseline(args.baseline, args.ema_decay)
         self._kl = KLController(args.beta, args.kl_target, args.kl_horizon)
         if ref_model is not None:
@@ -245,10 +247,11 @@ class ReinforceLOOTrainer(GRPOTrainer):
 
     def _judge_actions(self, scores: torch.Tensor, output: dict, own: torch.Tensor, mode: str) -> torch.Tensor:
         """The scores, with those of invalid completions dropped or lowered; which tokens learn goes to `tool_mask`."""
+        assert self._json is not None
         actions = self._json.find(output["completion_ids"], own)
         names = ("actions/valid_ratio", "actions/per_completion", "actions/token_ratio")
-        each = torch.ones_like(actions.count)
-        pairs = [(actions.valid.float(), each), (actions.count, each), (actions.mask, own)]
+        each = torch.ones_like(actions.per_completion)
+        pairs = [(actions.valid.float(), each), (actions.per_completion, each), (actions.mask, own)]
         for name, value in zip(names, global_means(self.accelerator, pairs), strict=True):
             self._metrics[mode][name].append(value)
         invalid = ~self.accelerator.gather(actions.valid)
