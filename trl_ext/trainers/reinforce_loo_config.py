@@ -75,7 +75,8 @@ class ReinforceLOOConfig(GRPOConfig):
         default="keep",
         metadata={
             "help": "A completion with a turn without a JSON object, or with one that action_schema refuses. 'drop': "
-            "it does not learn and leaves its group's baseline. 'penalise': invalid_json_penalty less; all of it learns."
+            "it does not learn and leaves its group's baseline. 'penalise': invalid_json_penalty less, and all of it "
+            "learns."
         },
     )
     invalid_json_penalty: float = field(
