@@ -51,7 +51,7 @@ _OF_TRAINERS = re.compile(
     r"|transformers\.trainer_pt_utils\.AcceleratorConfig"
     r"|transformers\.integrations\.deepspeed\.(HfDeepSpeedConfig|HfTrainerDeepSpeedConfig)"
     r"|transformers\.generation\.configuration_utils\.(GenerationConfig|CompileConfig)"
-    r"|trl\.(trainer|experimental(\.\w+)+|scripts)\.\w*(config|utils)\.\w+(Config|Arguments)"
+    r"|transformers\.debug_utils\.DebugOption|trl(\.\w+)+\.\w+Config|trl\.scripts\.utils\.\w+Arguments"
     r"|trl_ext\.trainers\.\w+_config\.\w+Config"
     r"|accelerate\.state\.(PartialState|AcceleratorState|GradientState)|accelerate\.parallelism_config\.ParallelismConfig"
     r"|accelerate\.utils\.dataclasses\.(DistributedType|SageMakerDistributedType|PrecisionType|RNGType|LoggerType"
