@@ -320,7 +320,7 @@ MUTATIONS = [
     ("functional/advantages.py", "values * starts", "values * mask", FUNCTIONAL),
     ("functional/advantages.py", "advantages.gather(1, turn) * mask", "advantages.gather(1, turn)", FUNCTIONAL),
     ("functional/schedules.py", "min(floor, start)", "floor", SCHEDULES),
-    ("functional/schedules.py", "decay**step", "decay * step", SCHEDULES),
+    ("functional/schedules.py", "decay**step, min", "decay * step, min", SCHEDULES),
     ("trainers/baselines.py", "self._sum / self._weight", "self._sum", BASELINES),
     (
         "trainers/baselines.py",
