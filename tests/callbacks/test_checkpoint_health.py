@@ -13,7 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from rl_trainers import grpo, ppo, reinforce_loo, rloo, stock_ppo
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from trl_ext import tiny
 from trl_ext.callbacks import AnomalyDetectionCallback, CheckpointHealthCallback, TrainingStopped
@@ -447,6 +447,28 @@ trainer.train()
     assert json.loads(line)["status"] == "healthy"
     assert (tmp_path / "trl_ext" / "last_healthy" / "checkpoint-2").is_dir()
     assert not (tmp_path / "trl_ext" / "last_healthy" / ".waiting").exists()
+
+
+def test_an_alert_does_not_close_with_a_checkpoint_that_says_nothing(scripted, tmp_path):
+    """Weights far from the first ones, and then NaN: the first alert stays open."""
+    callback = CheckpointHealthCallback()
+    patient, state = callback.on_save, {"saves": 0}
+
+    def damaging(args, state_, control, **event):
+        state["saves"] += 1
+        folder = tmp_path / "run" / f"checkpoint-{state_.global_step}"
+        tensors = load_file(folder / "model.safetensors")
+        times = {1: 1.0, 2: 9.0, 3: float("nan")}[state["saves"]]
+        save_file(
+            {name: t * times for name, t in tensors.items()}, folder / "model.safetensors", metadata={"format": "pt"}
+        )
+        patient(args, state_, control, **event)
+        callback._judge.wait()
+
+    callback.on_save = damaging
+    scripted(callback, steps=3, save_strategy="steps", save_steps=1).train()
+    closed = {alert.rule: alert.closed for alert in callback.alerts}
+    assert {"drift_far", "nonfinite_weights"} <= closed.keys() and closed["drift_far"] is None
 
 
 def test_its_alerts_are_in_the_log(poisoned, caplog):

@@ -471,6 +471,14 @@ def test_a_broken_tokenizer_is_told_once(tmp_path):
     assert [finding.rule for finding in judge(tmp_path).findings] == ["file_unreadable"]
 
 
+def test_a_tokenizer_without_its_vocabulary_is_told(tmp_path):
+    saved_policy(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    assert rules_of(tmp_path) == {"tokenizer_missing": "warning"}
+    edit_json(tmp_path, "tokenizer_config.json", tokenizer_class="ByT5Tokenizer")
+    assert rules_of(tmp_path) == {}
+
+
 def test_zeros_in_all_layers_alike_may_be_by_design(tmp_path):
     """Gates and codebooks of some architectures begin so: a warning, and an error where they are most weights."""
     saved_policy(tmp_path)

@@ -44,6 +44,7 @@ _DISTRIBUTED = re.compile(
     r"|ShardMetadata)|_shard\.sharding_spec\.(api\.|chunk_sharding_spec\.)?(EnumerableShardingSpec|ChunkShardingSpec)"
     r"|remote_device\._remote_device)"
 )
+_MAKES_CODE = re.compile(r"(^|[._])(dill|cloudpickle|joblib|torch_package_importer)($|\.)")  # functions of any bytes
 # Of what trainers keep of their options and states. By module and name, since modules re-export what others define
 _OF_TRAINERS = re.compile(
     r"transformers\.training_args(_seq2seq)?\.(Seq2Seq)?(TrainingArguments|OptimizerNames|ParallelMode)"
@@ -113,6 +114,6 @@ def danger(name: Name, of_a_trainer: bool) -> Severity | None:
         return None
     if root == "torch" and not name.module.startswith(("torch.nn.", "torch.optim")):
         return Severity.CRITICAL  # some of its classes open files when they are made, or compile
-    if root in sys.stdlib_module_names or not root:
+    if root in sys.stdlib_module_names or not root or _MAKES_CODE.search(name.module):
         return Severity.CRITICAL
     return Severity.WARNING

@@ -31,6 +31,7 @@ from .json_actions import JsonActions
 from .kl_controller import KLController
 from .process_statistics import global_means, global_moments
 from .reference import (
+    REFERENCE_ADAPTER,
     ReferenceUpdateCallback,
     add_reference_adapter,
     copy_of_policy,
@@ -461,7 +462,18 @@ class ReinforceLOOTrainer(GRPOTrainer):
         if self.args.should_save:
             save_file({k: v.contiguous() for k, v in value.items()}, os.path.join(output_dir, VALUE_FILE))
 
+    def _load_adapter_that_trains(self, folder):
+        """Beside another adapter Transformers before 5.20 or so loads that one alone (seen with 5.17 on a GPU): the
+        policy would start anew without a word."""
+        policy = self.accelerator.unwrap_model(self.model)
+        files = (os.path.join(folder, f"adapter_model.{suffix}") for suffix in ("safetensors", "bin"))
+        sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if REFERENCE_ADAPTER in getattr(policy, "peft_config", {}) and any(map(os.path.exists, files)) and not sharded:
+            policy.load_adapter(folder, "default", is_trainable=True)
+            policy.set_adapter("default")
+
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_adapter_that_trains(resume_from_checkpoint)
         if self.args.baseline == "value":
             self._value_function.load_state_dict(load_file(os.path.join(resume_from_checkpoint, VALUE_FILE)))

@@ -29,6 +29,8 @@ from trl_ext.monitor.alerts import Severity
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
 HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
 VALUE_HEAD = re.compile(r"(^|\.)(score|classifier|v_head|value_head|classification_head|reward_head)(\.|$)")
+_VOCABULARY = re.compile(r"tokenizer\.json|vocab|merges|spiece|sentencepiece|\.model$|\.tiktoken$|tekken|\.bpe|\.spm$")
+_WITHOUT_VOCABULARY = ("ByT5", "Canine", "Perceiver", "MyT5")  # which read bytes or characters
 _LARGEST_TOKENIZER = 64 << 20  # bytes
 
 
@@ -94,6 +96,18 @@ def _tokens(case: Case) -> int | None:
         cause = UnreadableError(f"'tokenizer.json' is no tokenizer: {' '.join(str(error).split())[:120]}", "format")
         case.checkpoint.cannot_read("tokenizer.json", cause)
         return None
+
+
+def tokenizer_missing(case: Case) -> Iterator[HealthFinding]:
+    """Its configuration without its vocabulary."""
+    config = case.document("tokenizer_config.json")
+    has_vocabulary = any(_VOCABULARY.search(name) for name in case.checkpoint.files)
+    needs_none = str(config.get("tokenizer_class", "")).startswith(_WITHOUT_VOCABULARY) or config.get("auto_map")
+    if config and not has_vocabulary and not needs_none:
+        yield HealthFinding(
+            "tokenizer_missing", Severity.WARNING, "tokenizer_config.json is there, and no file of its vocabulary",
+            "AutoTokenizer cannot load it: save the tokenizer again (tokenizer.save_pretrained).",
+        )  # fmt: skip
 
 
 def special_tokens(case: Case) -> Iterator[HealthFinding]:
@@ -354,6 +368,6 @@ def embedding_missing(case: Case) -> Iterator[HealthFinding]:
 
 
 RULES: tuple[Rule, ...] = (
-    config_missing, vocabulary, special_tokens, generation_config, dtype, tied_weights, value_head, layers,
-    layer_tensors, embedding_missing,
+    config_missing, vocabulary, tokenizer_missing, special_tokens, generation_config, dtype, tied_weights, value_head,
+    layers, layer_tensors, embedding_missing,
 )  # fmt: skip
