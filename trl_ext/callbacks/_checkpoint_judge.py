@@ -171,8 +171,9 @@ class CheckpointJudge:
             self._rules.setdefault(name, WatchedRule(name, close_after=1))
         for name, rule in self._rules.items():
             found = worst.get(name)
-            # weights that are NaN, or not there, say nothing of what was wrong with them before
-            verdict: Finding | Verdict = Verdict.NO_DATA if health.severity is Severity.CRITICAL else Verdict.HEALTHY
+            if found is None and health.severity is Severity.CRITICAL:
+                continue  # weights that are NaN, or not there, say nothing of what was wrong with them before
+            verdict: Finding | Verdict = Verdict.HEALTHY
             if found is not None:
                 evidence = {"checkpoint": str(path), "tensor": found.tensor, **found.numbers}
                 message = f"{path.name}: {found.message}"
