@@ -168,3 +168,26 @@ def test_rows_columns_and_sample_of_a_tensor_of_several_blocks(dtype, tmp_path):
     stride = next(s for s in range(tensor.numel() // 4096, 10_000) if len(tensor.flatten()[::s]) == len(found.sample)
                   and np.array_equal(tensor.flatten()[::s].double().numpy(), found.sample))  # fmt: skip
     assert stride > 1
+
+
+def test_workers_compute_on_one_core_and_the_process_keeps_its_number(tmp_path):
+    """Threads that each compute on all cores wait for each other; those that are started meanwhile are none of ours."""
+    save_file({f"w{i}": normal(3000, 3000) for i in range(3)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    inside, beside = set(), set()
+
+    def work(block):
+        block.values.sum()  # in parallel where the number of threads allows
+        inside.add(torch.get_num_threads())
+        other = threading.Thread(target=lambda: beside.add(torch.get_num_threads()))
+        other.start()
+        other.join()
+        return moments_of(block)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(map_blocks(checkpoint.folder, checkpoint.tensors, work, 2))
+        assert (inside, beside, torch.get_num_threads()) == ({1}, {2}, 2)
+    finally:
+        torch.set_num_threads(before)

@@ -162,6 +162,7 @@ def _on_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
     before, arrived = torch.get_num_threads(), threading.Barrier(workers + 1)
 
     def arrive() -> None:
+        torch.get_num_threads()  # the first call of a thread, whichever it is, gives it the number of the process
         torch.set_num_threads(1)
         arrived.wait()
 
