@@ -26,7 +26,7 @@ from tests.checkpoints.written import (
     saved_policy,
     saved_reward_model,
 )
-from trl_ext.checkpoints import architecture, architecture_process
+from trl_ext.checkpoints import architecture_process
 from trl_ext.checkpoints.architecture import architecture_of
 from trl_ext.checkpoints.health.judging import judge
 
@@ -208,7 +208,6 @@ def test_code_that_a_configuration_names_is_not_looked_for(changed, monkeypatch)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
     monkeypatch.setattr("transformers.modeling_utils.load_and_register_attn_kernel", fetch, raising=False)
-    architecture._built.cache_clear()
     assert architecture_of({**QWEN, **changed}) is not None
 
 

@@ -1,11 +1,9 @@
 """What weights the architecture of a config.json has, from Transformers itself: the model is built without memory, and
 names are mapped as `from_pretrained` maps them."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +61,7 @@ class Architecture:
             stored: shapes by name.
         """
         found: set[str] = set()
-        unexpected, wrapped = [], []
+        unexpected, wrapped, tied = [], [], []
         reshaped = {}
         for name, shape in stored.items():
             own, is_converted = self._own_name(name)
@@ -76,11 +74,12 @@ class Architecture:
                     unexpected.append(name)
                 continue
             found.add(own)
+            if own in self._tied:
+                tied.append(name)
             if not is_converted and shape != self._shapes[own]:
                 reshaped[name] = self._shapes[own]
         missing = [name for name in self._shapes if name not in found and not self._may_be_missing(name, found)]
-        tied = frozenset(name for name in stored if self._own_name(name)[0] in self._tied)
-        return Differences(missing, unexpected, reshaped, wrapped, tied)
+        return Differences(missing, unexpected, reshaped, wrapped, frozenset(tied))
 
     def _own_name(self, name: str) -> tuple[str, bool]:
         """As the built model has it, and whether it becomes part of another tensor or of several."""
@@ -144,25 +143,24 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
         CannotBuildError: the numbers do not go together.
     """
     try:
-        return _built(json.dumps(_cleaned(config), sort_keys=True))
-    except (TypeError, RecursionError):
+        own = _cleaned(config)
+    except RecursionError:
         return None
+    named = own.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    kind = own.pop("model_type", None)
+    if not isinstance(name, str) or not isinstance(kind, str) or not _is_small(own):
+        return None
+    return _built(name, kind, own)
 
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _cleaned(one) for key, one in value.items() if not _LEFT_OUT.fullmatch(str(key))}
+        return {str(key): _cleaned(one) for key, one in value.items() if not _LEFT_OUT.fullmatch(str(key))}
     return [_cleaned(one) for one in value] if isinstance(value, list) else value
 
 
-@lru_cache(maxsize=16)
-def _built(text: str) -> Architecture | None:
-    config = json.loads(text)
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
-    kind = config.pop("model_type", None)
-    if not isinstance(name, str) or not isinstance(kind, str) or not _is_small(config):
-        return None
+def _built(name: str, kind: str, config: dict[str, Any]) -> Architecture | None:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, PreTrainedModel

@@ -21,6 +21,7 @@ from trl_ext.checkpoints.stored import Piece, StoredTensor
 
 _BLOCK = 8 << 20  # bytes: coming back to Python after each costs some 50 microseconds
 _JOB = 16 << 20  # bytes that a thread is handed at once, which costs more than that
+_MOST_PARTS = 16  # of small tensors in it
 _LARGE_PAGE = 2 << 20  # bytes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -32,6 +33,13 @@ class Joinable(Protocol):
 
 
 Result = TypeVar("Result", bound=Joinable)
+
+
+def joined_where_both(one: Result | None, other: Result | None) -> Result | None:
+    """Of two parts; the one there is where the other has nothing."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one.joined(other)
 
 
 class Block:
@@ -114,10 +122,7 @@ class Done(NamedTuple, Generic[Result]):
     error: UnreadableError | None
 
     def joined(self, other: "Done[Result]") -> "Done[Result]":
-        result = other.result if self.result is None else self.result
-        if self.result is not None and other.result is not None:
-            result = self.result.joined(other.result)
-        return Done(self.tensor, result, self.error or other.error)
+        return Done(self.tensor, joined_where_both(self.result, other.result), self.error or other.error)
 
 
 def map_blocks(
@@ -216,7 +221,7 @@ def _jobs(tensors: Iterable[StoredTensor], others: Mapping[str, Other]) -> Itera
         for part in _parts_of(tensor, others.get(tensor.name)):
             job.append(part)
             size += part.piece.size if part.piece else 0
-            if size >= _JOB or len(job) >= _JOB // _BLOCK * 8:
+            if size >= _JOB or len(job) >= _MOST_PARTS:
                 yield job
                 job, size = [], 0
     if job:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trl_ext.checkpoints import kernels
-from trl_ext.checkpoints.blocks import Block
+from trl_ext.checkpoints.blocks import Block, joined_where_both
 from trl_ext.checkpoints.moments import MAGNITUDE, PART, Moments, fast_moments, moments_of, sample_of, sampled
 
 _ALIKE = 100.0  # times that lengths may differ for a cosine from sums of float32; its square for one from float64
@@ -91,10 +91,7 @@ class Compared(NamedTuple):
     drift: DriftSums | None
 
     def joined(self, other: "Compared") -> "Compared":
-        drift = self.drift if other.drift is None else other.drift if self.drift is None else None
-        if self.drift is not None and other.drift is not None:
-            drift = self.drift.joined(other.drift)
-        return Compared(self.moments.joined(other.moments), drift)
+        return Compared(self.moments.joined(other.moments), joined_where_both(self.drift, other.drift))
 
 
 class _Parts(threading.local):

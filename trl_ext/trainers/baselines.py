@@ -6,9 +6,6 @@ import torch
 
 from ..functional import against_the_batch, against_the_mean, leave_one_out
 
-# Those of `ReinforceLOOConfig.baseline` that need no value function, by the fewest completions a prompt
-GROUP_BASELINES = {"loo": 2, "mean": 2, "ema": 1, "greedy": 1}
-
 
 class GroupBaseline:
     """Advantages of completions from their rewards, the same on every process, which all see all rewards.

@@ -49,8 +49,9 @@ class JsonActions:
         found = torch.zeros_like(policy)
         valid, count = [], []
         for row, (ids, own) in enumerate(zip(completion_ids.tolist(), policy.tolist(), strict=True)):
-            turns = [self._turn(ids[begin:end]) for begin, end in _runs(own)]
-            for (begin, _), (tokens, _, _) in zip(_runs(own), turns, strict=True):
+            runs = _runs(own)
+            turns = [self._turn(ids[begin:end]) for begin, end in runs]
+            for (begin, _), (tokens, _, _) in zip(runs, turns, strict=True):
                 found[row, [begin + token for token in tokens]] = 1
             valid.append(bool(turns) and all(number > 0 and good for _, number, good in turns))
             count.append(sum(number for _, number, _ in turns))

@@ -5,7 +5,6 @@ from typing import Literal, get_args, get_type_hints
 from trl import GRPOConfig
 
 from ..errors import UserError
-from .baselines import GROUP_BASELINES
 from .batches import launched_processes, require_divisible
 
 
@@ -129,7 +128,7 @@ class ReinforceLOOConfig(GRPOConfig):
         return self.per_device_train_batch_size * launched_processes() * steps
 
     def _check_batches(self):
-        minimum = GROUP_BASELINES.get(self.baseline, 1)
+        minimum = 2 if self.baseline in ("loo", "mean") else 1
         if self.num_generations < minimum:
             raise UserError(
                 f"num_generations = {self.num_generations} leaves baseline='{self.baseline}' nothing to compare with: "

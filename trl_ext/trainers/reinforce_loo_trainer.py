@@ -233,8 +233,9 @@ class ReinforceLOOTrainer(GRPOTrainer):
                 del output["ref_per_token_logps"]
             self._log_kl(mode, kl, mask, kl_in_reward)
         turn_rewards = self._turn_rewards(inputs, own, mask)
-        scores = scores + self.accelerator.gather(turn_rewards.sum(1))
-        rewards = scores - self.accelerator.gather(penalty.sum(1))
+        added, taken = self.accelerator.gather(torch.stack([turn_rewards.sum(1), penalty.sum(1)], dim=1)).unbind(1)
+        scores = scores + added
+        rewards = scores - taken
         self._log_rewards(mode, scores, rewards)
         if self.args.baseline == "value":
             final = scores[local].nan_to_num(0.0) - turn_rewards.sum(1)

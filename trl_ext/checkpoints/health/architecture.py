@@ -2,15 +2,7 @@
 
 from collections.abc import Iterator
 
-from trl_ext.checkpoints.health.configuration import (
-    EMBEDDING,
-    HEAD,
-    VALUE_HEAD,
-    embedding_missing,
-    layers,
-    value_head,
-    vocabulary,
-)
+from trl_ext.checkpoints.health.configuration import EMBEDDING, HEAD, VALUE_HEAD
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named
 from trl_ext.checkpoints.naming import group_of, layer_of
 from trl_ext.monitor.alerts import Severity
@@ -50,13 +42,12 @@ def config_contradicts_itself(case: Case) -> Iterator[HealthFinding]:
 def tensors_lost(case: Case) -> Iterator[HealthFinding]:
     if case.differences is None:
         return
-    said = _said(case)
     stored_layers = {layer_of(tensor.name) for tensor in case.checkpoint.tensors}
     lost = [
         name for name in case.differences.missing
-        if not ("layers_missing" in said and layer_of(name) not in stored_layers)
-        and not ("value_head_missing" in said and VALUE_HEAD.search(name))
-        and not ("embedding_missing" in said and group_of(name) in ("embedding", "head"))
+        if not ("layers_missing" in case.said and layer_of(name) not in stored_layers)
+        and not ("value_head_missing" in case.said and VALUE_HEAD.search(name))
+        and not ("embedding_missing" in case.said and group_of(name) in ("embedding", "head"))
         and not (HEAD.search(name) and case.text_config.get("tie_word_embeddings") is False)
     ]  # fmt: skip
     if lost:
@@ -71,10 +62,9 @@ def tensors_lost(case: Case) -> Iterator[HealthFinding]:
 def tensors_unexpected(case: Case) -> Iterator[HealthFinding]:
     if case.differences is None:
         return
-    said = _said(case)
     more = [
         name for name in case.differences.unexpected
-        if not ("layers_extra" in said and layer_of(name) is not None) and not VALUE_HEAD.search(name)
+        if not ("layers_extra" in case.said and layer_of(name) is not None) and not VALUE_HEAD.search(name)
     ]  # fmt: skip
     if more:
         in_layers = any(layer_of(name) is not None for name in more)  # elsewhere it may be a head of another task
@@ -89,12 +79,11 @@ def tensors_unexpected(case: Case) -> Iterator[HealthFinding]:
 def shapes(case: Case) -> Iterator[HealthFinding]:
     if case.differences is None:
         return
-    said = _said(case)
     other = {
         name: shape for name, shape in case.differences.reshaped.items()
-        if "hidden_size" not in said
-        and not ("vocab_size" in said and (EMBEDDING.search(name) or HEAD.search(name)))
-        and not ("num_labels" in said and VALUE_HEAD.search(name))
+        if "hidden_size" not in case.said
+        and not ("vocab_size" in case.said and (EMBEDDING.search(name) or HEAD.search(name)))
+        and not ("num_labels" in case.said and VALUE_HEAD.search(name))
     }  # fmt: skip
     if other:
         name, shape = next(iter(other.items()))
@@ -107,9 +96,5 @@ def shapes(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
-def _said(case: Case) -> set[str]:
-    """Rules that have told of the same in words of their own."""
-    return {finding.rule for rule in (vocabulary, value_head, layers, embedding_missing) for finding in rule(case)}
-
-
+# After those of configuration.py, which tell of some of this in words of their own
 RULES: tuple[Rule, ...] = (config_contradicts_itself, wrapped_names, tensors_lost, tensors_unexpected, shapes)

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,7 +79,6 @@ def vocabulary(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
 
 
-@lru_cache(maxsize=1)  # of the checkpoint that is being judged: other rules ask for what this one says
 def _tokens(case: Case) -> int | None:
     """One more than the largest id of the tokenizer; `None` where there is none that can be read."""
     folder = case.checkpoint.folder

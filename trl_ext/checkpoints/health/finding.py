@@ -51,10 +51,14 @@ class Case:
 
     Args:
         reference: the base model, or another checkpoint of the run.
+
+    Attributes:
+        said: the rules that have spoken so far, lest a later one tells of the same.
     """
 
     def __init__(self, checkpoint: Checkpoint, measured: Measured, reference: Checkpoint | None = None) -> None:
         self.checkpoint, self.measured, self.reference = checkpoint, measured, reference
+        self.said: set[str] = set()
 
     def document(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder; empty where there is none that holds an object."""

@@ -154,7 +154,9 @@ def findings_of(case: Case, rules: Sequence[Rule]) -> list[HealthFinding]:
     found: list[HealthFinding] = []
     for rule in rules:
         try:
-            found += rule(case)
+            for finding in rule(case):
+                found.append(finding)
+                case.said.add(finding.rule)
         except UnreadableError as error:  # deleted while we look
             case.checkpoint.cannot_read(Path(case.checkpoint.path).name, error)
         except Exception:
