@@ -1,5 +1,7 @@
 """The result of a replay for people."""
 
+from typing import IO
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -28,10 +30,10 @@ def replay_text(result: Replay, console: Console | None = None) -> str:
     return capture.get()
 
 
-def plain_console() -> Console:
-    """For the terminal that standard output is, or plain and 120 wide."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+def plain_console(file: IO[str] | None = None) -> Console:
+    """For the terminal that standard output (or another file) is, or plain and 120 wide."""
+    console = Console(file=file, highlight=False)
+    return console if console.is_terminal else Console(file=file, highlight=False, width=_FILE_WIDTH)
 
 
 def _heading(result: Replay) -> Text:

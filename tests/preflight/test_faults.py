@@ -1,0 +1,502 @@
+"""Each fault is put into a healthy set-up, and the check that is meant for it names it."""
+
+import pytest
+import torch
+from datasets import Dataset
+from subjects import (
+    HEALTHY,
+    PROMPTS,
+    complaints,
+    dpo,
+    embedded,
+    grpo,
+    loo,
+    loo_lora,
+    loo_value,
+    looked_at,
+    ppo,
+    prompts,
+    reward,
+    sft,
+)
+from tokenizers import processors
+from trainer_builders import absolute_policy, policy
+from transformers import PrinterCallback
+
+from trl_ext.errors import UserError
+from trl_ext.preflight import Status, preflight
+from trl_ext.tiny import byte_tokenizer
+
+PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_set_up_has_nothing_to_complain_about(name, tmp_path):
+    trainer = HEALTHY[name](tmp_path, **({} if name in ("SFT", "reward model", "DPO") else embedded()))
+    trainer.remove_callback(PrinterCallback)
+    report = preflight(trainer, quick=True)
+    assert complaints(report) == []
+    assert report.count(PASS) > 12
+    assert not list((tmp_path / "run").glob("**/*.jsonl"))  # nothing is left of it
+
+
+# Alignment ---------------------------------------------------------------------------------------------------------
+
+
+def shifted_by_one(trainer):
+    original = trainer._get_per_token_logps_and_entropies
+
+    def shifted(*args, **kwargs):
+        result = original(*args, **kwargs)
+        return result[0].roll(1, dims=1), *result[1:]
+
+    trainer._get_per_token_logps_and_entropies = shifted
+
+
+def test_log_probabilities_that_are_off_by_one_are_found(tmp_path):
+    trainer = loo(tmp_path)
+    shifted_by_one(trainer)
+    found = looked_at(trainer, "alignment")
+    assert (found["generation"].status, found["padding"].status) == (FAIL, FAIL)
+    assert found["generation"].numbers["mean_abs_logp_difference"] > 0.05
+
+
+@pytest.mark.current_trl
+def test_positions_that_padding_moves_are_found_in_stock_grpo_and_not_in_ours(tmp_path):
+    """GPT-2 has learned absolute positions; stock GRPO's forward counts those of padding."""
+    assert looked_at(grpo(tmp_path, model=absolute_policy()), "alignment")["padding"].status == FAIL
+    assert looked_at(loo(tmp_path, model=absolute_policy(), beta=0.0), "alignment")["padding"].status == PASS
+
+
+def test_dropout_is_found(tmp_path):
+    model = policy()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    found = looked_at(loo(tmp_path, model=model, beta=0.0), "alignment")
+    assert found["dropout"].status in (WARN, FAIL) and "disable_dropout" in found["dropout"].advice
+    assert found["padding"].status == PASS
+
+
+def test_a_cut_distribution_and_another_temperature_are_found(tmp_path):
+    assert looked_at(loo(tmp_path, top_k=5), "alignment")["sampling"].status == WARN
+    other = looked_at(loo(tmp_path, generation_kwargs={"temperature": 0.5}), "alignment")["sampling"]
+    assert (other.status, "0.5" in other.message) == (FAIL, True)
+
+
+# Masks -------------------------------------------------------------------------------------------------------------
+
+
+def injured(trainer, change):
+    """The scored batch, with `change(output)` on top."""
+    original = trainer._generate_and_score_completions
+
+    def generate_and_score(inputs):
+        output = original(inputs)
+        change(output)
+        return output
+
+    trainer._generate_and_score_completions = generate_and_score
+    return trainer
+
+
+def ending(tmp_path, **options):
+    """Completions of several lengths, some of which end by themselves."""
+    from trainer_builders import fixed_rollouts
+
+    return loo(tmp_path, trainer={"rollout_func": fixed_rollouts(eos_every=2)}, **options)
+
+
+def test_a_completion_mask_that_forgets_the_end_is_found(tmp_path):
+    def forget(output):
+        output["completion_mask"] = output["completion_mask"].clone()
+        last = output["completion_mask"].sum(1, keepdim=True) - 1
+        output["completion_mask"].scatter_(1, last, 0)
+
+    assert looked_at(ending(tmp_path), "masks")["completion"].status == PASS
+    assert looked_at(injured(ending(tmp_path), forget), "masks")["completion"].status == FAIL
+
+
+def test_padding_that_is_trained_is_found(tmp_path):
+    def all_of_it(output):
+        output["completion_mask"] = torch.ones_like(output["completion_mask"])
+
+    assert looked_at(injured(ending(tmp_path), all_of_it), "masks")["completion"].status == FAIL
+
+
+def test_prompts_padded_on_the_right_or_masked_inside_are_found(tmp_path):
+    def right(output):
+        output["prompt_mask"] = output["prompt_mask"].flip(1)
+        output["prompt_ids"] = output["prompt_ids"].flip(1)
+
+    def inside(output):
+        output["prompt_mask"] = output["prompt_mask"].clone()
+        output["prompt_mask"][:, -2] = 0
+
+    for change in (right, inside):
+        assert looked_at(injured(loo(tmp_path), change), "masks")["prompt"].status == FAIL
+
+
+def test_a_loss_on_other_tokens_than_those_of_the_mask_is_found(tmp_path):
+    trainer = ending(tmp_path)
+    original = trainer._compute_loss
+
+    def shifted(model, inputs):
+        return original(model, inputs | {"tool_mask": inputs["tool_mask"].roll(1, dims=1)})
+
+    assert looked_at(ending(tmp_path), "masks")["learning"].status == PASS
+    trainer._compute_loss = shifted
+    found = looked_at(trainer, "masks")["learning"]
+    assert found.status == FAIL and found.numbers["should_learn_and_do_not"] > 0
+
+
+def test_a_mask_of_json_actions_on_a_policy_that_writes_none_is_found(tmp_path):
+    found = looked_at(loo(tmp_path, mask="json_actions"), "masks", "rewards")
+    assert found["learning"].status == FAIL and "no token" in found["learning"].message
+    assert found["json"].status == FAIL and found["json"].numbers["valid_share"] == 0
+
+
+def test_labels_that_are_shifted_or_masked_are_found(tmp_path):
+    def with_labels(change):
+        trainer = sft(tmp_path)
+        original = trainer.data_collator
+
+        def collate(examples):
+            batch = original(examples)
+            change(batch)
+            return batch
+
+        trainer.data_collator = collate
+        return looked_at(trainer, "masks")
+
+    def shift(batch):
+        batch["labels"] = batch["labels"].roll(-1, dims=1)
+
+    def none(batch):
+        batch["labels"] = torch.full_like(batch["labels"], -100)
+
+    def no_end(batch):
+        batch["labels"][batch["labels"] == byte_tokenizer().eos_token_id] = -100
+
+    assert with_labels(shift)["labels"].status == FAIL
+    assert with_labels(none)["labels"].status == FAIL
+    found = with_labels(no_end)
+    assert (found["labels"].status, found["eos_learned"].status) == (PASS, FAIL)
+
+
+def test_pairs_of_equal_texts_are_found(tmp_path):
+    same = {"chosen": [f"text {i}" for i in range(32)], "rejected": [f"text {i}" for i in range(32)]}
+    assert looked_at(reward(tmp_path, same), "masks")["pairs"].status == FAIL
+
+
+def test_the_sample_shows_every_token_once_with_what_it_is_to_training(tmp_path):
+    trainer = ending(tmp_path)
+    trainer.remove_callback(PrinterCallback)
+    report = preflight(trainer, quick=True, families=["masks"])
+    kinds = [kind for _, kind in report.sample]
+    assert kinds[0] == "prompt" and {"learns", "end"} <= set(kinds)
+    text = "".join(piece for piece, kind in report.sample if kind != "padding")
+    assert text.startswith(tuple(PROMPTS)) and text.endswith("<eos>")
+
+
+# Reference ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_model_as_reference_is_found(tmp_path):
+    found = looked_at(loo(tmp_path, trainer={"ref_model": policy(seed=3)}), "reference")["equal_at_start"]
+    assert found.status == FAIL and found.numbers["mean_abs_logp_difference"] > 0.01
+    trainer = dpo(tmp_path)
+    trainer.ref_model.load_state_dict(policy(seed=3).state_dict())
+    assert looked_at(trainer, "reference")["equal_at_start"].status == FAIL
+
+
+def test_a_reference_that_learns_with_the_policy_is_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer.ref_model = trainer.model
+    found = looked_at(trainer, "reference", "mini_run")
+    assert (found["equal_at_start"].status, found["frozen"].status) == (PASS, FAIL)
+
+
+def test_a_reference_that_is_meant_to_follow_may_move(tmp_path):
+    found = looked_at(loo(tmp_path, reference="ema", ema_tau=0.5), "mini_run")["frozen"]
+    assert found.status == PASS and "follows" in found.message
+
+
+def test_a_reference_asked_for_with_beta_0_is_found(tmp_path):
+    assert looked_at(grpo(tmp_path), "reference")["equal_at_start"].status == SKIP
+    trainer = grpo(tmp_path)
+    trainer.args.sync_ref_model = True
+    assert looked_at(trainer, "reference")["asked_for"].status == WARN
+
+
+# Advantages and rewards --------------------------------------------------------------------------------------------
+
+
+def constant(completions, **_):
+    return [1.0] * len(completions)
+
+
+def test_rewards_without_spread_are_found(tmp_path):
+    found = looked_at(loo(tmp_path, rewards=constant), "advantages", "rewards", "mini_run")
+    assert found["groups"].status == FAIL and found["groups"].numbers["zero_variance_share"] == 1.0
+    assert found["function constant"].status == WARN
+
+
+def test_groups_of_which_half_are_flat_are_a_warning(tmp_path):
+    def half(completions, prompts, **_):
+        return [0.0 if prompt.endswith(("0", "2", "4", "6")) else len(c) + i for i, (prompt, c) in
+                enumerate(zip(prompts, completions, strict=True))]  # fmt: skip
+
+    # the first batch has four prompts; all prompts are seen with a generation of 32
+    found = looked_at(
+        loo(tmp_path, rewards=half, generation_batch_size=128), "advantages"
+    )["groups"]  # fmt: skip
+    assert 0.2 < found.numbers["zero_variance_share"] < 0.8
+
+
+def test_completions_without_a_reward_are_found(tmp_path):
+    def nothing(completions, **_):
+        return [None] * len(completions)
+
+    def now_and_then(completions, **_):
+        return [None if i % 4 == 0 else float(i) for i in range(len(completions))]
+
+    found = looked_at(loo(tmp_path, rewards=nothing), "advantages", "rewards")
+    assert (found["scored"].status, found["function nothing"].status) == (FAIL, FAIL)
+    some = looked_at(loo(tmp_path, rewards=now_and_then), "advantages")["scored"]
+    assert (some.status, some.numbers["unscored"]) == (WARN, 0.25)
+
+
+def test_advantages_that_are_not_leave_one_out_are_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer._group_advantages = lambda inputs, rewards, mode: rewards - rewards.mean()
+    assert looked_at(trainer, "advantages")["baseline"].status == FAIL
+
+
+def test_completions_that_never_end_are_found_where_nothing_else_says_so(tmp_path):
+    found = looked_at(loo(tmp_path, max_completion_length=2), "advantages")["truncated"]
+    assert found.status == WARN and "max_completion_length" in found.advice
+    masked = loo(tmp_path, max_completion_length=2, mask_truncated_completions=True, loss_type="dapo")
+    assert looked_at(masked, "advantages")["truncated"].status == FAIL
+
+
+def test_a_reward_that_pays_for_nonsense_is_found(tmp_path):
+    def brevity(completions, **_):
+        return [1.0 / (1 + len(c)) for c in completions]
+
+    found = looked_at(loo(tmp_path, rewards=brevity), "rewards")["nonsense"]
+    assert found.status == WARN and "an empty text" in found.advice
+
+
+def test_a_reward_that_draws_lots_is_found(tmp_path):
+    def lots(completions, **_):
+        return torch.rand(len(completions)).tolist()
+
+    found = looked_at(loo(tmp_path, rewards=lots), "rewards")
+    assert "probes" not in found and any(
+        c.status != PASS for n, c in found.items() if "consist" in n or "unstable" in n
+    )
+
+
+def test_an_exception_of_a_reward_function_is_a_failure_and_the_rest_goes_on(tmp_path):
+    def broken(completions, **_):
+        raise KeyError("answer")
+
+    trainer = loo(tmp_path, rewards=broken)
+    trainer.remove_callback(PrinterCallback)
+    report = preflight(trainer, quick=True)
+    assert report.failed
+    assert {c.family for c in report.checks if c.name == "error"} >= {"advantages", "mini_run"}
+    assert report.find("rows").status == PASS
+
+
+# Gradient ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_no_gradient_reaches_are_named(tmp_path):
+    model = policy()
+    layer = model.model.layers[1]
+    layer.mlp.down_proj.register_forward_hook(lambda module, inputs, output: output.detach())
+    found = looked_at(loo(tmp_path, model=model, beta=0.0), "gradient")["every_parameter"]
+    assert found.status == FAIL and "layers.1.mlp" in found.message
+    assert found.numbers["without_gradient"] == 4  # three matrices, and the norm before them
+
+
+def test_a_loss_of_the_wrong_sign_is_found(tmp_path):
+    for build in (loo, loo_value, ppo):
+        trainer = build(tmp_path)
+        original = trainer._compute_loss
+        trainer._compute_loss = lambda model, inputs, original=original: -original(model, inputs)
+        found = looked_at(trainer, "gradient")["direction"]
+        assert found.status == FAIL and found.numbers["came"] <= 0
+
+
+def test_the_direction_is_the_policys_whatever_else_is_in_the_loss(tmp_path):
+    """A value loss on a shared body, a KL or an entropy bonus must not hide or feign it."""
+    for options in ({"entropy_coef": 5.0, "beta": 0.0}, {"kl_in_reward": False, "kl_estimator": "k3", "beta": 10.0}):
+        assert looked_at(loo(tmp_path, **options), "gradient")["direction"].status == PASS
+    assert looked_at(loo_value(tmp_path, vf_coef=100.0), "gradient")["direction"].status == PASS
+
+
+def test_a_gradient_that_is_not_finite_is_found(tmp_path):
+    model = policy()
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = float("nan")
+    found = looked_at(sft_like(tmp_path, model), "gradient")["finite"]
+    assert found.status == FAIL
+
+
+def sft_like(tmp_path, model):
+    """Sampling would end with an exception before a gradient is taken."""
+    trainer = sft(tmp_path)
+    trainer.model.load_state_dict(model.state_dict())
+    return trainer
+
+
+def test_a_policy_without_weights_that_train_is_found(tmp_path):
+    trainer = sft(tmp_path)
+    trainer.model.requires_grad_(False)
+    trainer.model.model.embed_tokens.weight.requires_grad_(True)
+    assert looked_at(trainer, "gradient")["every_parameter"].status == PASS
+    found = looked_at(loo_lora(tmp_path), "gradient")["every_parameter"]
+    assert found.status == PASS and found.numbers["trainable"] > 10  # A has no gradient while B is zero
+
+
+def test_the_weights_are_as_they_were_after_the_gradient_is_looked_at(tmp_path):
+    trainer = loo(tmp_path)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    looked_at(trainer, "alignment", "masks", "reference", "gradient")
+    assert all(torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+
+
+# Mini-run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_of_zero_is_found_in_the_options_and_in_the_weights(tmp_path):
+    found = looked_at(loo(tmp_path, learning_rate=0.0), "options", "mini_run")
+    assert (found["learning_rate"].status, found["learned"].status) == (FAIL, FAIL)
+
+
+def test_a_run_that_diverges_at_once_is_found(tmp_path):
+    found = looked_at(loo(tmp_path, learning_rate=3.0, optim="sgd", max_grad_norm=0.0, beta=0.0), "mini_run")
+    assert any(check.status in (WARN, FAIL) for check in found.values())
+
+
+def test_the_whole_run_is_extrapolated_from_the_steps_after_the_first(tmp_path):
+    numbers = looked_at(loo(tmp_path, max_steps=1000), "mini_run")["cost"].numbers
+    assert numbers["optimizer_steps"] == 1000
+    assert numbers["hours"] == pytest.approx(numbers["seconds_a_step"] * 1000 / 3600)
+    assert numbers["peak_gb"] > 0.1
+
+
+def test_three_updates_are_made_however_many_steps_each_takes(tmp_path):
+    assert looked_at(loo(tmp_path), "mini_run")["steps"].numbers["optimizer_steps"] == 3
+    assert looked_at(ppo(tmp_path), "mini_run")["steps"].numbers["optimizer_steps"] == 6
+
+
+# Tokenizer ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_pad_token_that_ends_texts_is_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer.processing_class.pad_token = trainer.processing_class.eos_token
+    assert looked_at(trainer, "tokenizer")["pad"].status == WARN
+
+
+def test_tokens_beyond_the_embeddings_are_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer.processing_class.add_tokens(["<new>"])
+    assert looked_at(trainer, "tokenizer")["vocabulary"].status == FAIL
+
+
+def with_bos(times):
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = "A"
+    bos = tokenizer.convert_tokens_to_ids("A")
+    pieces = ["A:0"] * times + ["$A:0"]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=" ".join(pieces), special_tokens=[("A", bos)]
+    )
+    return tokenizer
+
+
+def test_a_double_and_a_missing_bos_are_found(tmp_path):
+    for times, status in ((1, PASS), (2, FAIL)):
+        trainer = loo(tmp_path)
+        trainer.processing_class = trainer._tokenizer = with_bos(times)
+        assert looked_at(trainer, "tokenizer")["bos"].status == status
+    trainer = loo(tmp_path)
+    trainer._tokenize_prompts = lambda texts: ([byte_tokenizer()(t)["input_ids"] for t in texts], None, {})
+    trainer.processing_class = trainer._tokenizer = with_bos(1)
+    if hasattr(type(trainer), "_tokenize_prompts"):
+        assert looked_at(trainer, "tokenizer")["bos"].status == WARN
+
+
+def test_a_model_that_ends_texts_otherwise_is_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer.model.generation_config.eos_token_id = 65
+    assert looked_at(trainer, "tokenizer")["eos"].status == FAIL
+
+
+def test_messages_without_a_template_are_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer.train_dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in PROMPTS]})
+    report = preflight(trainer, quick=True, families=["tokenizer"])
+    assert report.failed  # TRL itself cannot tokenise them either
+
+
+# Dataset -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "name", "status"),
+    [
+        ([*PROMPTS[:-1], ""], "empty", FAIL),
+        (["the same"] * 16 + PROMPTS, "duplicates", WARN),
+        ([p + " " for p in PROMPTS], "white_space", WARN),
+        ([*PROMPTS, "long " * 200], "length", WARN),
+        (["long " * 200 + p for p in PROMPTS], "length", FAIL),
+    ],
+)
+def test_faults_of_prompts_are_found(texts, name, status, tmp_path):
+    assert looked_at(loo(tmp_path, dataset=prompts(texts)), "dataset")[name].status == status
+
+
+def test_too_few_prompts_for_one_batch_are_found(tmp_path):
+    found = looked_at(loo(tmp_path, dataset=prompts(PROMPTS[:2])), "dataset", "options")
+    assert found["rows"].status == FAIL
+
+
+def test_texts_that_are_cut_off_and_doubled_are_found(tmp_path):
+    found = looked_at(sft(tmp_path, max_length=8), "dataset", "masks")
+    assert (found["length"].status, found["eos_learned"].status) == (FAIL, FAIL)
+    assert looked_at(sft(tmp_path, texts=["once more"] * 40), "dataset")["duplicates"].status == WARN
+
+
+# Options -----------------------------------------------------------------------------------------------------------
+
+
+def test_rates_of_learning_are_judged_by_size_method_and_adapter():
+    from trl_ext.preflight.check import above
+    from trl_ext.preflight.limits import learning_rate_limit
+
+    usual = [("rl", 7e9, False, 1e-6), ("rl", 7e9, True, 2e-5), ("sft", 7e9, False, 2e-5), ("sft", 7e9, True, 2e-4),
+             ("dpo", 8e9, False, 5e-7), ("rl", 1e6, False, 3e-4), ("sft", 1e6, False, 2e-3), ("rl", 6e8, True, 1e-4),
+             ("reward", 1e6, False, 5e-4)]  # fmt: skip
+    for kind, size, adapter, rate in usual:
+        assert above(rate, *learning_rate_limit(kind, int(size), adapter)) == PASS
+        assert above(1e4 * rate, *learning_rate_limit(kind, int(size), adapter)) == FAIL
+    assert above(1e-4, *learning_rate_limit("rl", int(7e9), False)) == WARN  # a LoRA rate for all weights
+
+
+def test_options_that_waste_a_run_are_found(tmp_path):
+    assert looked_at(loo(tmp_path, learning_rate=0.5), "options")["learning_rate"].status == FAIL
+    assert looked_at(loo(tmp_path, warmup_steps=50), "options")["warmup"].status == WARN
+    assert looked_at(loo(tmp_path, num_generations=16), "options")["batches"].status == WARN
+    assert looked_at(grpo(tmp_path, loss_type="grpo"), "options")["loss_type"].status == WARN
+    low = looked_at(loo_lora(tmp_path), "options")["learning_rate"]
+    assert low.status == PASS
+
+
+def test_another_trainer_is_refused_by_name():
+    with pytest.raises(UserError, match="preflight knows"):
+        preflight(type("OtherTrainer", (), {"args": None})())

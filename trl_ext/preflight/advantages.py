@@ -1,0 +1,126 @@
+"""The user's rewards, and what the trainer makes of them."""
+
+from collections.abc import Iterator
+
+import torch
+
+from .check import Check, Status, above, share
+from .limits import TRUNCATED, UNSCORED, ZERO_VARIANCE
+from .subject import Rollouts, Subject
+
+FAMILY = "advantages"
+
+
+def advantages(subject: Subject) -> Iterator[Check]:
+    if subject.kind != "rl":
+        yield Check(FAMILY, "groups", Status.SKIP, f"{subject.name} has no rewards")
+        return
+    rollouts = subject.rollouts
+    totals = total_rewards(subject, rollouts)
+    yield _scored(totals)
+    groups = totals.view(-1, subject.num_generations)
+    yield (
+        _spread(groups)
+        if subject.num_generations > 1
+        else Check(FAMILY, "groups", Status.SKIP, "one completion a prompt: there are no groups to compare in")
+    )
+    yield _advantages(subject, groups)
+    yield _truncated(subject)
+
+
+def total_rewards(subject: Subject, rollouts: Rollouts) -> torch.Tensor:
+    """`(completions,)`: the weighted sum, NaN where every function gave None."""
+    weights = torch.as_tensor(subject.trainer.reward_weights, dtype=torch.float32).cpu()
+    totals = (rollouts.rewards * weights).nansum(1)
+    return totals.masked_fill(rollouts.rewards.isnan().all(1), torch.nan)
+
+
+def _scored(totals: torch.Tensor) -> Check:
+    missing = totals.isnan().float().mean().item()
+    status = above(missing, *UNSCORED)
+    known = totals[~totals.isnan()]
+    if not len(known):
+        return Check(FAMILY, "scored", Status.FAIL, f"none of {len(totals)} completions has a reward",
+                     {"unscored": 1.0}, "All reward functions gave None or NaN: see trl-ext rewards try.")  # fmt: skip
+    spread = known.std(unbiased=False).item()
+    message = (
+        f"reward {known.mean():.3g} on average, standard deviation {spread:.3g}, {known.min():.3g} to "
+        f"{known.max():.3g} ({len(totals)} completions, {missing:.0%} without a reward)"
+    )
+    numbers = {"mean": known.mean().item(), "std": spread, "min": known.min().item(), "max": known.max().item(),
+               "unscored": missing}  # fmt: skip
+    advice = "" if status == Status.PASS else "Completions without a reward teach nothing: see why the functions fail."
+    return Check(FAMILY, "scored", status, message, numbers, advice)
+
+
+def _spread(groups: torch.Tensor) -> Check:
+    flat = [bool(known.numel() < 2 or known.max() == known.min()) for known in (row[~row.isnan()] for row in groups)]
+    dead = share(flat)
+    status = above(dead, *ZERO_VARIANCE)
+    count, size = groups.shape
+    return Check(
+        FAMILY, "groups", status,
+        f"{dead:.0%} of {count} groups of {size} have the same reward for all their completions",
+        {"zero_variance_share": dead, "groups": count, "group_size": size},
+        "" if status == Status.PASS else "Such groups have no gradient. Raise num_generations or temperature, give a "
+        "denser reward, or choose prompts that are neither always nor never solved.",
+    )  # fmt: skip
+
+
+def _advantages(subject: Subject, groups: torch.Tensor) -> Check:
+    made = subject.rollouts.output["advantages"].float().cpu()
+    if not made.isfinite().all():
+        return Check(FAMILY, "baseline", Status.FAIL, "advantages are not finite",
+                     {"nonfinite": int((~made.isfinite()).sum())}, "A reward is infinite, or a group has no spread to "
+                     "divide by.")  # fmt: skip
+    numbers = {"mean": made.mean().item(), "std": made.std(unbiased=False).item(), "max": made.abs().max().item()}
+    expected = _leave_one_out(subject, groups)
+    if expected is None:
+        return Check(FAMILY, "baseline", Status.PASS, f"advantages are finite, {made.abs().max():.3g} at most in size",
+                     numbers)  # fmt: skip
+    difference = (made.view(-1) - expected.view(-1)).abs().max().item()
+    tolerance = 1e-3 * max(expected.abs().max().item(), 1.0)
+    status = Status.PASS if difference <= tolerance else Status.FAIL
+    return Check(
+        FAMILY, "baseline", status,
+        f"advantages are the reward less the mean of the prompt's other completions, to {difference:.2g}",
+        numbers | {"max_difference": difference},
+        "" if status == Status.PASS else "Rewards or advantages were changed on the way: a subclass, another baseline, "
+        "or a KL that does not start at zero.",
+    )  # fmt: skip
+
+
+def _leave_one_out(subject: Subject, groups: torch.Tensor) -> torch.Tensor | None:
+    """Computed by itself, where that is what the trainer is meant to do; else None."""
+    args = subject.args
+    plain = subject.name == "RLOOTrainer" and not args.normalize_advantages and args.reward_clip_range is None
+    ours = (subject.name == "ReinforceLOOTrainer" and args.baseline == "loo" and args.advantage_normalize == "none"
+            and args.invalid_json == "keep")  # fmt: skip
+    turns = any("turn_rewards" in row for row in subject.rollouts.rows) or getattr(
+        subject.trainer, "environments", None
+    )
+    if not (plain or ours) or turns or groups.isnan().any():
+        return None
+    size = groups.size(1)
+    return torch.stack([groups[:, i] - groups[:, [j for j in range(size) if j != i]].mean(1) for i in range(size)], 1)
+
+
+def _truncated(subject: Subject) -> Check:
+    ids, limit = subject.rollouts.completion_ids, getattr(subject.trainer, "max_completion_length", None)
+    ended = [bool(row) and row[-1] in [*subject.eos_ids, subject.tokenizer.pad_token_id] for row in ids]
+    cut = 1.0 - share(ended)
+    status = above(cut, *TRUNCATED)
+    advice = ""
+    if status != Status.PASS:
+        advice = "Raise max_completion_length, or teach the policy to stop; "
+        if getattr(subject.args, "mask_truncated_completions", False):
+            status, advice = Status.FAIL, advice + "with mask_truncated_completions=True nearly nothing learns."
+        else:
+            advice += f"loss_type={getattr(subject.args, 'loss_type', '')!r} learns from texts without an end."
+    lengths = [len(row) for row in ids]
+    return Check(
+        FAMILY, "truncated", status,
+        f"{cut:.0%} of completions reach the limit of {limit} tokens without an end; they have "
+        f"{sum(lengths) / len(lengths):.1f} tokens on average",
+        {"truncated_share": cut, "mean_length": sum(lengths) / len(lengths), "limit": limit}, advice,
+    )  # fmt: skip

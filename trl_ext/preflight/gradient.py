@@ -1,0 +1,243 @@
+"""Whether a positive advantage raises the log-probability of what was said, and every weight that trains learns."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from .check import Check, Status, share
+from .subject import Subject
+
+FAMILY = "gradient"
+ROWS = 4  # completions in the loss
+STEPS = (0.1, 1.0, 10.0)  # nats that a first-order step asks for; larger ones where rounding of weights swallows it
+_AGREES = (0.3, 3.0)  # what came of what was asked for: the loss is no straight line
+
+
+class Backward(NamedTuple):
+    """
+    Attributes:
+        loss: its value.
+        token_gradient: `(B, T)`, of the loss by each log-probability of the completions; None where there are none.
+        parameters: name -> parameter, of those that train.
+    """
+
+    loss: float
+    token_gradient: torch.Tensor | None
+    parameters: dict[str, torch.nn.Parameter]
+
+
+def gradient(subject: Subject) -> Iterator[Check]:
+    backward = run_backward(subject)
+    yield _finite(backward)
+    yield _reached(backward)
+    if all(p.grad is None or p.grad.isfinite().all() for p in backward.parameters.values()):
+        yield _raises(subject) if subject.kind == "rl" else _lowers(subject, backward)
+    subject.policy.zero_grad(set_to_none=True)
+
+
+def run_backward(subject: Subject, rows: int = ROWS) -> Backward:
+    """Gradients of the trainer's own loss, with every coefficient as it is; for rollouts with advantages of +1 and -1,
+    since groups without spread have none."""
+    if subject.kind != "rl":
+        return _backward(subject, subject.batch)
+    inputs = _inputs(subject, rows)
+    sign = torch.ones(len(inputs["completion_ids"]), device=inputs["completion_ids"].device)
+    sign[1::2] = -1.0
+    inputs["advantages"] = _shaped(sign, subject, inputs)
+    return _backward(subject, inputs)
+
+
+def _inputs(subject: Subject, rows: int) -> dict[str, Any]:
+    """The first completions of the rollouts that something can be learned from."""
+    output = subject.rollouts.output
+    mask = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+    learning = mask.any(1).nonzero().flatten()[:rows]
+    if not len(learning):
+        learning = torch.arange(min(rows, len(mask)), device=mask.device)
+    count = len(mask)
+    picked = {
+        key: value[learning] if isinstance(value, torch.Tensor) and value.dim() and len(value) == count else value
+        for key, value in output.items()
+    }
+    kept = mask[learning].sum()
+    return picked | {"num_items_in_batch": kept} if "num_items_in_batch" in picked else picked
+
+
+def _shaped(sign: torch.Tensor, subject: Subject, inputs: dict[str, Any]) -> torch.Tensor:
+    """One advantage a completion, or one a token, as the trainer makes them."""
+    if subject.rollouts.output["advantages"].dim() == 1:
+        return sign
+    return sign.unsqueeze(1) * inputs["completion_mask"] * inputs.get("tool_mask", 1)
+
+
+def _backward(subject: Subject, inputs: dict[str, Any]) -> Backward:
+    policy, trainer = subject.policy, subject.trainer
+    policy.train()
+    policy.zero_grad(set_to_none=True)
+    with _recorded(trainer) as recorded, trainer.compute_loss_context_manager():
+        loss = trainer.compute_loss(trainer.model, inputs)
+    trainer.accelerator.backward(loss)
+    by_token = recorded[-1].grad if recorded and recorded[-1].grad is not None else None
+    parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    return Backward(loss.item(), by_token, parameters)
+
+
+@contextmanager
+def _recorded(trainer: Any) -> Iterator[list[torch.Tensor]]:
+    """The log-probabilities of the forwards inside, which then keep their gradients."""
+    found: list[torch.Tensor] = []
+    original = getattr(trainer, "_get_per_token_logps_and_entropies", None)
+    if original is None:
+        yield found
+        return
+
+    def recording(*args, **kwargs):
+        result = original(*args, **kwargs)
+        if result[0].requires_grad:
+            result[0].retain_grad()
+            found.append(result[0])
+        return result
+
+    trainer._get_per_token_logps_and_entropies = recording
+    try:
+        yield found
+    finally:
+        del trainer._get_per_token_logps_and_entropies
+
+
+def _finite(backward: Backward) -> Check:
+    grads = [p.grad for p in backward.parameters.values() if p.grad is not None]
+    norm = torch.stack([g.detach().float().norm().cpu() for g in grads]).norm().item() if grads else 0.0
+    fine = math.isfinite(norm) and math.isfinite(backward.loss)
+    return Check(
+        FAMILY, "finite", Status.PASS if fine else Status.FAIL,
+        f"the loss is {backward.loss:.4g}, the norm of its gradient {norm:.4g}",
+        {"loss": backward.loss, "grad_norm": norm},
+        "" if fine else "Look for a division by zero, float16 without a loss scaler, or a token id beyond the "
+        "embeddings; bf16=True or float32 tell which.",
+    )  # fmt: skip
+
+
+def _reached(backward: Backward) -> Check:
+    dead = [name for name, p in backward.parameters.items() if p.grad is None or not p.grad.any()]
+    dead = [name for name in dead if not _begins_without(name, backward.parameters)]
+    count, total = len(dead), len(backward.parameters)
+    if not total:
+        return Check(FAMILY, "every_parameter", Status.FAIL, "no parameter trains", {"trainable": 0},
+                     "All weights are frozen: requires_grad is False everywhere, or the adapter was loaded with "
+                     "is_trainable=False.")  # fmt: skip
+    numbers = {"trainable": total, "without_gradient": count}
+    trainable = sum(p.numel() for p in backward.parameters.values())
+    if not dead:
+        message = f"each of {total} tensors that train ({trainable:,} parameters) receives a gradient"
+        return Check(FAMILY, "every_parameter", Status.PASS, message, numbers)
+    experts = share("expert" in name for name in dead) == 1.0  # those that no token of four texts was sent to
+    named = ", ".join(dead[:3]) + (f" and {count - 3} more" if count > 3 else "")
+    return Check(
+        FAMILY, "every_parameter", Status.WARN if experts else Status.FAIL,
+        f"{count} of {total} tensors that train receive no gradient: {named}", numbers,
+        "Freeze what is not meant to learn; else look for a .detach(), torch.no_grad() or an unused module on the way "
+        "from them to the loss.",
+    )  # fmt: skip
+
+
+def _begins_without(name: str, parameters: dict[str, torch.nn.Parameter]) -> bool:
+    """LoRA's A has no gradient as long as its B is zero, as it begins."""
+    if "lora_A" not in name and "lora_embedding_A" not in name:
+        return False
+    partner = parameters.get(name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B"))
+    return partner is not None and not partner.detach().any()
+
+
+def _raises(subject: Subject) -> Check:
+    """One completion has advantage 1, the others 0, and nothing else is in the loss: a step along its gradient must
+    raise what is said of that completion by about as much as the gradient promises."""
+    inputs = _inputs(subject, ROWS)
+    sign = torch.zeros(len(inputs["completion_ids"]), device=inputs["completion_ids"].device)
+    sign[0] = 1.0
+    inputs["advantages"] = _shaped(sign, subject, inputs)
+    row = {k: inputs[k][:1] for k in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    mask = row["completion_mask"] * inputs["tool_mask"][:1] if "tool_mask" in inputs else row["completion_mask"]
+
+    def said() -> float:
+        with subject.evaluating():
+            return float((subject.log_probabilities(row) * mask).sum())
+
+    with _policy_gradient_alone(subject.trainer):
+        backward = _backward(subject, inputs)
+    by_token = backward.token_gradient
+    # how much loss a nat of this completion is worth: the step itself goes down the loss, wherever that leads
+    scale = 0.0 if by_token is None else abs(float((by_token[:1] * mask).sum() / mask.sum().clamp(min=1)))
+    before = said()
+    if not math.isfinite(scale) or scale == 0.0:
+        return Check(FAMILY, "direction", Status.FAIL, "an advantage of 1 has no gradient on its completion's tokens",
+                     {"gradient": scale}, "No token of a completion learns: see the family masks.")  # fmt: skip
+    asked, came = _step(subject, backward.parameters, lambda: said() - before, scale)
+    return _moved("an advantage of 1 on one completion", "its log-probability", asked, came)
+
+
+def _lowers(subject: Subject, backward: Backward) -> Check:
+    def loss() -> float:
+        with subject.evaluating():
+            return float(subject.trainer.compute_loss(subject.trainer.model, subject.batch))
+
+    before = loss()
+    asked, came = _step(subject, backward.parameters, lambda: before - loss(), 1.0, (0.01, 0.1, 1.0))
+    return _moved("a step along the gradient", "the loss of its batch", asked, came, "lowers")
+
+
+def _step(subject: Subject, parameters: dict, measure: Any, scale: float, steps: tuple = STEPS) -> tuple[float, float]:
+    """(asked for, came), of the smallest step that moves anything; the weights are put back."""
+    moving = [p for p in parameters.values() if p.grad is not None]
+    square = sum(float(p.grad.detach().float().square().sum()) for p in moving)
+    kept = [p.detach().cpu().clone() for p in moving]
+    asked, came = steps[0], 0.0
+    for asked in steps:
+        size = asked * scale / max(square, 1e-30)
+        with torch.no_grad():
+            for parameter in moving:
+                parameter.sub_(size * parameter.grad.to(parameter.dtype))
+        came = measure()
+        with torch.no_grad():
+            for parameter, value in zip(moving, kept, strict=True):
+                parameter.copy_(value)
+        if abs(came) > 0.1 * asked or subject.precision == "float32":
+            break
+    return asked, came
+
+
+def _moved(cause: str, what: str, asked: float, came: float, verb: str = "raises") -> Check:
+    proportion = came / asked
+    status = Status.FAIL if not came > 0 else Status.PASS if _AGREES[0] <= proportion <= _AGREES[1] else Status.WARN
+    advice = {
+        Status.FAIL: "The gradient points the other way: a sign, a mask that is off by one, or an advantage that lies "
+        "on other tokens than those whose log-probability is taken.",
+        Status.WARN: "The step has the right sign and another size than its gradient promises: dropout, rounding of "
+        "16-bit weights, or a loss that is cut off near where it begins.",
+    }.get(status, "")
+    return Check(
+        FAMILY, "direction", status, f"{cause} {verb} {what} by {came:.3g}, the gradient promises {asked:.3g}",
+        {"promised": asked, "came": came}, advice,
+    )  # fmt: skip
+
+
+@contextmanager
+def _policy_gradient_alone(trainer: Any) -> Iterator[None]:
+    """Without KL, entropy bonus and value loss."""
+    kept = {name: getattr(trainer, name) for name in ("beta", "entropy_coef") if hasattr(trainer, name)}
+    options = {name: getattr(trainer.args, name) for name in ("beta", "vf_coef", "entropy_decay")
+               if hasattr(trainer.args, name)}  # fmt: skip
+    for name in kept:
+        setattr(trainer, name, 0.0)
+    for name in options:
+        setattr(trainer.args, name, 1.0 if name == "entropy_decay" else 0.0)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(trainer, name, value)
+        for name, value in options.items():
+            setattr(trainer.args, name, value)

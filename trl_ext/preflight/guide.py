@@ -1,0 +1,152 @@
+"""Asks for model, data and rewards, runs the checks one family at a time, and writes the YAML."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.prompt import Confirm, Prompt
+
+from trl_ext import tiny
+from trl_ext.data import REVIEWS
+from trl_ext.errors import UserError
+from trl_ext.reporting.replay_table import plain_console
+from trl_ext.rewards.registry import REWARDS
+
+from .check import Check, Report, Status
+from .names import FAMILIES, TRAINERS
+from .running import preflight
+from .setup import CONFIGS, build_trainer, options_of
+from .terminal import closing_line, family_block
+
+ADAPTER_RATE, FULL_RATE, TINY_RATE = 2e-5, 1e-6, 3e-4
+
+
+def guide(quick: bool = False, console: Console | None = None) -> Report:
+    """The whole walk. Returns the last report.
+
+    Raises:
+        UserError: the answers end before the questions do.
+    """
+    console = console or plain_console()
+    try:
+        options = _ask(console)
+        while True:
+            report = _check(options, quick, console)
+            changed = _change(options, report, console)
+            if not changed:
+                break
+        _write(options, report, console)
+    except EOFError:
+        raise UserError("the answers ended before the questions did: run --guide in a terminal") from None
+    return report
+
+
+def _ask(console: Console) -> dict[str, Any]:
+    console.print("Every answer can be changed later; Enter takes what stands in parentheses.\n")
+    trainer = Prompt.ask("Trainer", choices=list(TRAINERS), default="reinforce_loo", console=console)
+    model = Prompt.ask("Model: a folder or a hub id", default=tiny.NAME, console=console)
+    embedded = model.rstrip("/") == tiny.NAME
+    adapter = not embedded and Confirm.ask("Train a LoRA adapter", default=True, console=console)
+    dataset = Prompt.ask("Prompts: a file, a folder or a hub id", default=REVIEWS, console=console)
+    column = "prompt" if dataset == REVIEWS else Prompt.ask("Its column", default="prompt", console=console)
+    console.print(f"Reward functions by name: {', '.join(REWARDS)}; or my_module.function, file.py:function, a model")
+    rewards = Prompt.ask("Rewards, apart by spaces", default="sentiment", console=console).split()
+    tokens = Prompt.ask("Longest completion, in tokens", default="24" if embedded else "512", console=console)
+    folder = Prompt.ask("Folder of the run", default=f"runs/{trainer}", console=console)
+    options: dict[str, Any] = {
+        "trainer": trainer, "model_name_or_path": model, "dtype": "float32" if embedded else "bfloat16",
+        "dataset_name": dataset, "dataset_prompt_column": column, "reward_funcs": rewards, "output_dir": folder,
+        "learning_rate": TINY_RATE if embedded else ADAPTER_RATE if adapter else FULL_RATE,
+        "per_device_train_batch_size": 64 if embedded else 8, "logging_steps": 1, "report_to": "none",
+    }  # fmt: skip
+    options |= {"response_length" if trainer == "ppo" else "max_completion_length": _whole(tokens)}
+    options |= (
+        {"total_episodes": 8320, "stop_token": "eos"} if trainer == "ppo" else {"max_steps": 160, "num_generations": 8}
+    )
+    options |= {"use_peft": True, "lora_target_modules": "all-linear"} if adapter else {}
+    options |= {"bf16": False, "gradient_checkpointing": False} if embedded else {}
+    return options
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"a number of tokens is needed, not {text!r}")
+    return int(text)
+
+
+def _check(options: dict[str, Any], quick: bool, console: Console) -> Report:
+    """One family at a time; the walk stops at the first that fails, so that it can be mended."""
+    console.print()
+    words = words_of({name: value for name, value in options.items() if name != "trainer"})
+    try:
+        trainer = build_trainer(words, trainer=options["trainer"])
+    except UserError as error:
+        check = Check("options", "build", Status.FAIL, str(error))
+        console.print(family_block("options", [check]))
+        return Report("no trainer", (check,))
+    checks: list[Check] = []
+    seconds: dict[str, float] = {}
+    report = Report(type(trainer).__name__, ())
+    for family in FAMILIES:
+        report = preflight(trainer, quick, [family])
+        console.print(family_block(family, list(report.checks), report.sample))
+        checks += report.checks
+        seconds |= report.seconds
+        if report.failed:
+            break
+    report = Report(report.trainer, tuple(checks), seconds)
+    console.print(closing_line(report))
+    return report
+
+
+def words_of(options: dict[str, Any]) -> list[str]:
+    """As on a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        words.append(f"--{name}")
+        words += [str(each) for each in value] if isinstance(value, list) else [_word(value)]
+    return words
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _change(options: dict[str, Any], report: Report, console: Console) -> bool:
+    """Options that the user changes after what was found; whether there were any."""
+    wanting = [check for check in report.checks if check.status in (Status.WARN, Status.FAIL)]
+    if not wanting:
+        return False
+    changed = False
+    while True:
+        answer = Prompt.ask(
+            "\nChange an option: `name value` (Enter: none)", default="", show_default=False, console=console
+        )
+        if not answer.strip():
+            return changed
+        name, _, value = answer.strip().removeprefix("--").partition(" ")
+        known = name in options_of(CONFIGS[options["trainer"]]) or name in options
+        if not known and not name.startswith(("lora_", "load_in_")):
+            console.print(f"no option {name!r}")
+            continue
+        options[name] = yaml.safe_load(value) if value else True
+        changed = True
+
+
+def _write(options: dict[str, Any], report: Report, console: Console) -> None:
+    trainer = options["trainer"]
+    if report.failed and not Confirm.ask("A check failed. Write the file anyway", default=False, console=console):
+        return
+    path = Path(Prompt.ask("\nFile for this configuration", default=f"{trainer}.yaml", console=console))
+    if path.exists() and not Confirm.ask(f"{path} exists. Replace it", default=False, console=console):
+        console.print("nothing written")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in options.items() if name != "trainer"}
+    heading = f"# Written by trl-ext preflight --guide, for the trainer {trainer}\n"
+    path.write_text(heading + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    console.print(f"written: {path}\n  trl-ext preflight --config {path}")
+    recipe = {"reinforce_loo": "reinforce_loo", "ppo": "ppo"}.get(trainer)
+    if recipe:
+        console.print(f"  accelerate launch recipes/{recipe}.py --config {path}")

@@ -1,0 +1,95 @@
+"""All checks, in an order in which each may rest on those before it."""
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from trl_ext.configuration.mistakes import TRACEBACK
+
+from .advantages import advantages
+from .alignment import alignment
+from .check import Check, Report, Status
+from .dataset import dataset
+from .gradient import gradient
+from .masks import Sample, masks, sample
+from .mini_run import mini_run
+from .names import FAMILIES
+from .options import options
+from .reference import reference
+from .rewards import rewards
+from .subject import Subject
+from .tokens import tokens
+
+Family = Callable[[Subject], Iterator[Check]]
+CHECKS: dict[str, Family] = {
+    "options": options,
+    "dataset": dataset,
+    "tokenizer": tokens,
+    "alignment": alignment,
+    "masks": masks,
+    "reference": reference,
+    "advantages": advantages,
+    "rewards": rewards,
+    "gradient": gradient,
+    "mini_run": mini_run,  # last: it changes the policy
+}
+
+
+def preflight(
+    trainer: Any,
+    quick: bool = False,
+    families: Iterable[str] | None = None,
+    on_family: Callable[[str, list[Check], Sample], None] | None = None,
+) -> Report:
+    """Checks a trainer that is about to train: options, data, tokenizer, log-probabilities, masks, reference,
+    advantages, rewards, gradients, and three updates.
+
+    It samples, learns and logs: build the trainer anew before the real run. Nothing is written into its `output_dir`.
+
+    Args:
+        trainer: of TRL or trl_ext, in one process: GRPO, RLOO, REINFORCE-LOO, trl_ext's PPO, SFT, reward, DPO.
+        quick: fewer completions (64) and rows (1,000).
+        families: those to run, of `FAMILIES`; all by default.
+        on_family: called with a family's name, its checks and the sample to show, when it is done.
+    Raises:
+        UserError: a trainer of another kind.
+    """
+    subject = Subject(trainer, quick)
+    wanted = [name for name in FAMILIES if families is None or name in set(families)]
+    checks: list[Check] = []
+    seconds: dict[str, float] = {}
+    shown: Sample = ()
+    for name in wanted:
+        start = time.monotonic()
+        found = list(_guarded(name, subject))
+        if name == "masks" and not any(check.name == "error" for check in found):
+            shown = sample(subject)
+        seconds[name] = time.monotonic() - start
+        checks += found
+        if on_family is not None:
+            on_family(name, found, shown)
+    return Report(subject.name, tuple(checks), seconds, shown)
+
+
+def _guarded(name: str, subject: Subject) -> Iterator[Check]:
+    """What a family raises would end the run as well: it is a failure of that family, and the others go on."""
+    try:
+        yield from CHECKS[name](subject)
+    except torch.cuda.OutOfMemoryError as error:
+        yield Check(name, "error", Status.FAIL, f"out of memory: {_first_line(error)}", {}, "Lower "
+                    "per_device_train_batch_size and raise gradient_accumulation_steps; gradient_checkpointing=True; "
+                    "an adapter (use_peft); shorter completions.")  # fmt: skip
+    except Exception as error:
+        if os.environ.get(TRACEBACK) == "1":
+            traceback.print_exc()
+        yield Check(name, "error", Status.FAIL, f"{type(error).__name__}: {_first_line(error)}", {},
+                    f"The run would end with it as well; {TRACEBACK}=1 shows where.")  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,108 @@
+"""From a configuration file or a few names to the trainer that would train."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config
+
+from trl_ext.configuration import RLScriptArguments, building, load_policy_and_tokenizer, parse
+from trl_ext.data import load_prompts
+from trl_ext.errors import UserError
+from trl_ext.rewards import check_reward_funcs, load_reward_funcs
+from trl_ext.strict_yaml import StrictLoader
+from trl_ext.trainers import PPOConfig, PPOTrainer, ReinforceLOOConfig, ReinforceLOOTrainer
+
+from .capture import trainer_of_script
+from .names import TRAINERS
+
+CONFIGS: dict[str, type] = {
+    "reinforce_loo": ReinforceLOOConfig, "ppo": PPOConfig, "grpo": GRPOConfig, "rloo": RLOOConfig,
+}  # fmt: skip
+
+
+def build_trainer(
+    words: Sequence[str], config: str | None = None, script: str | None = None, trainer: str | None = None
+) -> Any:
+    """The trainer, built and not trained.
+
+    Args:
+        words: options as on the command line of a recipe; they win over the file's.
+        config: a YAML file of one of the recipes, or of the same form.
+        script: that builds the trainer; by default the one of the file's own name beside it (`ppo.py` of `ppo.yaml`).
+        trainer: one of `TRAINERS`, where there is no script; by default told from the options of the file.
+    Raises:
+        UserError: whatever is wrong with them, in one line.
+    """
+    if config is not None and not Path(config).is_file():
+        raise UserError(f"no configuration file {config!r}")
+    given = [] if config is None else ["--config", config]
+    beside = None if config is None else Path(config).with_suffix(".py")
+    if script is None and trainer is None and beside is not None and beside.is_file():
+        script = str(beside)
+    if script is not None:
+        return trainer_of_script(script, [*given, *words])
+    return _build(trainer or trainer_of_options(config), [*given, *words])
+
+
+def trainer_of_options(config: str | None) -> str:
+    """Which of `TRAINERS` takes all options of the file; PPO where one of them is PPO's alone."""
+    if config is None:
+        return "reinforce_loo"
+    with building():
+        try:
+            content = yaml.load(Path(config).read_text(encoding="utf-8"), StrictLoader)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{config}: not YAML: {error}") from error
+    options = set(content) if isinstance(content, dict) else set()
+    of_all = options_of(RLScriptArguments) | options_of(ModelConfig) | {"env"}
+    unknown = {name: options - options_of(CONFIGS[name]) - of_all for name in TRAINERS}
+    fewest = min(len(names) for names in unknown.values())
+    fitting = [name for name in TRAINERS if len(unknown[name]) == fewest]
+    if fewest > len(options) // 4:
+        missing = ", ".join(sorted(map(str, unknown[fitting[0]]))[:3])
+        raise UserError(
+            f"{config} is of no trainer that preflight builds by itself ({missing}): name the script that it belongs "
+            "to, --script recipes/sft.py, or one of --trainer " + ", ".join(TRAINERS)
+        )
+    return fitting[0]
+
+
+def options_of(dataclass_type: Any) -> set[str]:
+    return set(dataclass_type.__dataclass_fields__)
+
+
+def _build(name: str, words: list[str]) -> Any:
+    config_class = CONFIGS[name]
+    with building():
+        script_args, args, model_args = parse((RLScriptArguments, config_class, ModelConfig), words)
+        reward_funcs, args.reward_weights = load_reward_funcs(script_args.reward_funcs, args.reward_weights)
+        dataset = load_prompts(
+            script_args.dataset_name,
+            script_args.dataset_train_split,
+            script_args.dataset_prompt_column,
+            script_args.dataset_config,
+        )
+        check_reward_funcs(reward_funcs, dataset)
+        model, tokenizer = load_policy_and_tokenizer(model_args, getattr(args, "trust_remote_code", False))
+        peft_config = get_peft_config(model_args)
+        if name == "ppo":
+            return PPOTrainer(args, tokenizer, model, reward_funcs=reward_funcs, train_dataset=dataset,
+                              peft_config=peft_config)  # fmt: skip
+        trainer_class = {"reinforce_loo": ReinforceLOOTrainer, "grpo": GRPOTrainer, "rloo": RLOOTrainer}[name]
+        return trainer_class(
+            model=model, reward_funcs=reward_funcs, args=args, train_dataset=dataset, processing_class=tokenizer,
+            peft_config=peft_config,
+        )  # fmt: skip
+
+
+def words_for(model: str, dataset: str | None, reward_funcs: Sequence[str] | None) -> list[str]:
+    """Options of a small run with that model, where there is no configuration file."""
+    words = ["--model_name_or_path", model, "--num_generations", "8", "--per_device_train_batch_size", "16"]
+    words += ["--report_to", "none", "--max_steps", "100"]
+    if not torch.cuda.is_available():
+        words += ["--use_cpu", "true", "--bf16", "false", "--dtype", "float32"]
+    words += ["--dataset_name", dataset] if dataset else []
+    return [*words, "--reward_funcs", *reward_funcs] if reward_funcs else words

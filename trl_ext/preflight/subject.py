@@ -1,0 +1,165 @@
+"""A trainer as it is about to train, and what several checks ask of it: computed once, when it is first asked for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from trl_ext.errors import UserError
+
+MOST_COMPLETIONS, MOST_COMPLETIONS_QUICK = 256, 64
+MOST_ROWS, MOST_ROWS_QUICK = 5_000, 1_000  # of the dataset that are looked at
+# Trainers by what they have: GRPO, RLOO and ours score rollouts of their own
+_KINDS = {"SFTTrainer": "sft", "RewardTrainer": "reward", "DPOTrainer": "dpo"}
+
+
+class Rollouts(NamedTuple):
+    """A scored batch, as the trainer makes it before it learns.
+
+    Attributes:
+        rows: of the dataset, one for each completion.
+        prompts, completions: as reward functions got them.
+        completion_ids: without padding.
+        rewards: `(completions, functions)`, NaN where a function gave None.
+        output: what the trainer's loss takes.
+    """
+
+    rows: list[dict[str, Any]]
+    prompts: list
+    completions: list
+    completion_ids: list[list[int]]
+    rewards: torch.Tensor
+    output: dict[str, Any]
+
+
+class Subject:
+    """
+    Args:
+        trainer: of TRL or trl_ext, built and not yet trained: GRPO, RLOO, REINFORCE-LOO, our PPO, SFT, reward, DPO.
+        quick: fewer completions and rows.
+    Raises:
+        UserError: another trainer.
+    """
+
+    def __init__(self, trainer: Any, quick: bool = False) -> None:
+        self.trainer, self.quick = trainer, quick
+        self.args = trainer.args
+        names = [base.__name__ for base in type(trainer).__mro__]
+        if hasattr(trainer, "_generate_and_score_completions"):
+            self.kind = "rl"
+        else:
+            kinds = [_KINDS[name] for name in names if name in _KINDS]
+            if not kinds:
+                raise UserError(
+                    f"preflight knows GRPO, RLOO, ReinforceLOO, trl_ext's PPO, SFT, reward and DPO trainers, not "
+                    f"{names[0]}; stock PPO of TRL 1.12 is checked as trl_ext's: set TRL_EXT_PPO=trl_ext"
+                )
+            self.kind = kinds[0]
+        processing_class = trainer.processing_class
+        self.tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        self.policy = trainer.accelerator.unwrap_model(trainer.model)
+        trainer.current_gradient_accumulation_steps = 1  # what `train` sets, and the loss divides by
+
+    @property
+    def name(self) -> str:
+        return type(self.trainer).__name__
+
+    @property
+    def has_adapter(self) -> bool:
+        return bool(getattr(self.policy, "peft_config", None))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Of the model, those of a quantised one counted as what they stand for."""
+        return int(self.policy.num_parameters()) if hasattr(self.policy, "num_parameters") else 0
+
+    @cached_property
+    def precision(self) -> str:
+        """`float32`, or `half` where weights, autocast or quantisation compute with less."""
+        half = {torch.bfloat16, torch.float16}
+        reduced = self.args.bf16 or self.args.fp16 or any(p.dtype in half for p in self.policy.parameters())
+        return "half" if reduced or getattr(self.policy, "is_quantized", False) else "float32"
+
+    @cached_property
+    def dataset(self) -> Any:
+        return self.trainer.train_dataset
+
+    @cached_property
+    def num_generations(self) -> int:
+        return int(getattr(self.trainer, "num_generations", 1))
+
+    @cached_property
+    def eos_ids(self) -> list[int]:
+        """The tokens that end a completion, as the trainer knows them: TRL before 1.14 knows the tokenizer's alone."""
+        return list(getattr(self.trainer, "eos_token_ids", [self.tokenizer.eos_token_id]))
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        rows = next(iter(self.trainer.get_train_dataloader()))
+        most = MOST_COMPLETIONS_QUICK if self.quick else MOST_COMPLETIONS
+        size = self.num_generations
+        count = max(min(len(rows), most) // size, 1) * size
+        heard: dict[str, Any] = {}
+        original = self.trainer._calculate_rewards
+
+        def calculate_rewards(inputs, prompts, completions, completion_ids_list):
+            rewards = original(inputs, prompts, completions, completion_ids_list)
+            heard.update(prompts=prompts, completions=completions, ids=completion_ids_list, rewards=rewards)
+            return rewards
+
+        self.trainer._calculate_rewards = calculate_rewards
+        self.policy.train()
+        try:
+            with self.trainer.compute_loss_context_manager():
+                output = self.trainer._generate_and_score_completions(rows[:count])
+        finally:
+            del self.trainer._calculate_rewards
+        return Rollouts(
+            rows[:count], heard["prompts"], heard["completions"], [list(ids) for ids in heard["ids"]],
+            heard["rewards"].float().cpu(), output,
+        )  # fmt: skip
+
+    @cached_property
+    def batch(self) -> dict[str, Any]:
+        """The first batch of a trainer that learns from a dataset, on its device."""
+        batch = next(iter(self.trainer.get_train_dataloader()))
+        return self.trainer._prepare_inputs(batch)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """No dropout, no gradients, the precision of training."""
+        was_training = self.policy.training
+        self.policy.eval()
+        try:
+            with torch.no_grad(), self.trainer.compute_loss_context_manager():
+                yield
+        finally:
+            self.policy.train(was_training)
+
+    def log_probabilities(self, output: dict, model: Any = None, rows: slice = slice(None)) -> torch.Tensor:
+        """`(B, T)`, of the completions, by the trainer's own forward; of the policy unless another model is given."""
+        ids, mask = (torch.cat([output[f"prompt_{k}"], output[f"completion_{k}"]], 1)[rows] for k in ("ids", "mask"))
+        length = output["completion_ids"].size(1)
+        size = self.args.per_device_train_batch_size
+        with self._scoring(model):
+            chosen = self.trainer.model if model is None else model
+            return self.trainer._get_per_token_logps_and_entropies(chosen, ids, mask, length, batch_size=size)[0]
+
+    @contextmanager
+    def _scoring(self, model: Any) -> Iterator[None]:
+        """A reference has no value function: our trainers ask for values where they do not score somebody else."""
+        if model is None or not hasattr(self.trainer, "_scoring"):
+            yield
+            return
+        self.trainer._scoring = {"policy_next": False}
+        try:
+            yield
+        finally:
+            self.trainer._scoring = None
+
+    def forget(self) -> None:
+        """What the trainer has logged of the batches made here."""
+        for metrics in self.trainer._metrics.values() if hasattr(self.trainer, "_metrics") else []:
+            metrics.clear()
