@@ -8,15 +8,17 @@ from rich.console import Console
 from rich.prompt import Confirm, Prompt
 
 from trl_ext import tiny
+from trl_ext.configuration.values import describe, fit
 from trl_ext.data import REVIEWS
 from trl_ext.errors import UserError
 from trl_ext.reporting.replay_table import plain_console
 from trl_ext.rewards.registry import REWARDS
+from trl_ext.strict_yaml import StrictLoader
 
 from .check import Check, Report, Status
 from .names import FAMILIES, TRAINERS
 from .running import preflight
-from .setup import CONFIGS, build_trainer, options_of
+from .setup import build_trainer, hints_of
 from .terminal import closing_line, family_block
 
 ADAPTER_RATE, FULL_RATE, TINY_RATE = 2e-5, 1e-6, 3e-4
@@ -126,11 +128,15 @@ def _change(options: dict[str, Any], report: Report, console: Console) -> bool:
         if not answer.strip():
             return changed
         name, _, value = answer.strip().removeprefix("--").partition(" ")
-        known = name in options_of(CONFIGS[options["trainer"]]) or name in options
-        if not known and not name.startswith(("lora_", "load_in_")):
+        hints = hints_of(options["trainer"])
+        if name not in hints:
             console.print(f"no option {name!r}")
             continue
-        options[name] = yaml.safe_load(value) if value else True
+        try:
+            options[name] = fit(yaml.load(value, StrictLoader) if value else True, hints[name])
+        except (ValueError, yaml.YAMLError):
+            console.print(f"{name} expects {describe(hints[name])}, not {value!r}")
+            continue
         changed = True
 
 

@@ -99,7 +99,7 @@ def fingerprint(subject: Subject) -> str | None:
 
 def _first_preference_loss(subject: Subject) -> Check:
     loss_types = subject.args.loss_type if isinstance(subject.args.loss_type, list) else [subject.args.loss_type]
-    if loss_types != ["sigmoid"] or getattr(subject.args, "label_smoothing", 0.0):
+    if loss_types != ["sigmoid"] or getattr(subject.args, "label_smoothing", 0.0) != 0:
         return Check(FAMILY, "equal_at_start", Status.SKIP, f"the first loss of {', '.join(loss_types)} is not known")
     with subject.evaluating():
         loss = float(subject.trainer.compute_loss(subject.trainer.model, subject.batch))

@@ -1,5 +1,6 @@
 """From a configuration file or a few names to the trainer that would train."""
 
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,7 @@ def trainer_of_options(config: str | None) -> str:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"{config}: not YAML: {error}") from error
     options = set(content) if isinstance(content, dict) else set()
-    of_all = options_of(RLScriptArguments) | options_of(ModelConfig) | {"env"}
-    unknown = {name: options - options_of(CONFIGS[name]) - of_all for name in TRAINERS}
+    unknown = {name: options - set(hints_of(name)) - {"env"} for name in TRAINERS}
     fewest = min(len(names) for names in unknown.values())
     fitting = [name for name in TRAINERS if len(unknown[name]) == fewest]
     if fewest > len(options) // 4:
@@ -70,8 +70,10 @@ def trainer_of_options(config: str | None) -> str:
     return fitting[0]
 
 
-def options_of(dataclass_type: Any) -> set[str]:
-    return set(dataclass_type.__dataclass_fields__)
+def hints_of(trainer: str) -> dict[str, Any]:
+    """The options of that trainer's configuration, and the type of each."""
+    types = (RLScriptArguments, CONFIGS[trainer], ModelConfig)
+    return {name: hint for each in types for name, hint in typing.get_type_hints(each).items()}
 
 
 def _build(name: str, words: list[str]) -> Any:
