@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import warnings
@@ -127,6 +128,7 @@ def _quiet() -> None:
     warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it misses kernels that nothing here asks for
     import datasets
     import transformers
 

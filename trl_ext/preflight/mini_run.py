@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 from transformers import DefaultFlowCallback, TrainerCallback
 
@@ -59,7 +60,7 @@ def mini_run(subject: Subject) -> Iterator[Check]:
     yield _moved(weights, _sketch(subject))
     if subject.kind == "rl" and before is not None:
         yield _kept(subject, before)
-    yield _extrapolated(clock, whole)
+    yield _extrapolated(subject, clock, whole)
 
 
 def _steps(subject: Subject) -> int:
@@ -180,29 +181,46 @@ def _kept(subject: Subject, before: str) -> Check:
                  "parameters: pass a model of its own as ref_model.")  # fmt: skip
 
 
-def _extrapolated(clock: Clock, whole: int) -> Check:
+def _extrapolated(subject: Subject, clock: Clock, whole: int) -> Check:
     later = clock.seconds[1:] or clock.seconds  # the first compiles, allocates and warms up
     each = sum(later) / max(len(later), 1)
-    memory, where = peak_memory()
-    numbers: dict[str, Any] = {"seconds_a_step": each, "optimizer_steps": whole, "peak_gb": memory}
+    held, peak, where = memory()
+    numbers: dict[str, Any] = {"seconds_a_step": each, "optimizer_steps": whole, "peak_gb": peak}
     numbers["hours"] = each * whole / 3600
-    lasts = f"{each:.2f} s a step; {whole:,} steps take about {_duration(each * whole)}"
-    message = f"{lasts}; peak memory {memory:.2f} GB {where}"
+    message = f"{each:.2f} s a step; {whole:,} steps take about {_duration(each * whole)}; "
+    message += f"peak memory {peak:.2f} GB {where}"
+    longest = _stretch(subject, clock)
+    full = held + max(peak - held, 0.0) * longest
+    numbers["peak_gb_at_limit"] = full
+    if longest > 1.05:
+        message += f", about {full:.2f} where completions reach their limit"
     free = _memory_limit()
     numbers["memory_gb"] = free
-    if free and memory > 0.92 * free:
-        return Check(FAMILY, "cost", Status.WARN, f"{message} of {free:.0f}", numbers, "Longer completions than these "
-                     "will not fit: lower per_device_train_batch_size and raise gradient_accumulation_steps, or set "
+    if free and full > 0.92 * free:
+        return Check(FAMILY, "cost", Status.WARN, f"{message}, of {free:.0f}", numbers, "It may not fit: lower "
+                     "per_device_train_batch_size and raise gradient_accumulation_steps, or set "
                      "gradient_checkpointing=True.")  # fmt: skip
     return Check(FAMILY, "cost", Status.PASS, message, numbers)
 
 
-def peak_memory() -> tuple[float, str]:
-    """In GB, and of what."""
+def _stretch(subject: Subject, clock: Clock) -> float:
+    """How much longer the longest text may become than the longest of these steps: what is kept for the backward pass
+    grows with it."""
+    longest = max((log.get("completions/max_length") or 0 for log in clock.logs), default=0)
+    limit = getattr(subject.trainer, "max_completion_length", None)
+    if subject.kind != "rl" or not longest or not limit:
+        return 1.0
+    prompt = subject.rollouts.output["prompt_ids"].size(1)
+    return (prompt + limit) / (prompt + longest)
+
+
+def memory() -> tuple[float, float, str]:
+    """What is held now, weights and optimizer with it, and the most so far, in GB; and of what."""
     if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 1e9, "of the GPU"
+        return torch.cuda.memory_allocated() / 1e9, torch.cuda.max_memory_allocated() / 1e9, "of the GPU"
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, "of the process"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    return min(psutil.Process().memory_info().rss / 1e9, peak), peak, "of the process"
 
 
 def _memory_limit() -> float | None:

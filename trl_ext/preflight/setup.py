@@ -103,7 +103,7 @@ def _build(name: str, words: list[str]) -> Any:
 def words_for(model: str, dataset: str | None, reward_funcs: Sequence[str] | None) -> list[str]:
     """Options of a small run with that model, where there is no configuration file."""
     words = ["--model_name_or_path", model, "--num_generations", "8", "--per_device_train_batch_size", "16"]
-    words += ["--report_to", "none", "--max_steps", "100"]
+    words += ["--report_to", "none", "--max_steps", "100", "--max_completion_length", "256"]
     if not torch.cuda.is_available():
         words += ["--use_cpu", "true", "--bf16", "false", "--dtype", "float32"]
     words += ["--dataset_name", dataset] if dataset else []
