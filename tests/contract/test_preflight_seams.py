@@ -21,7 +21,7 @@ METHODS = {
 OUTPUT = ["prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages"]
 ATTRIBUTES = ["self._tokenizer = ", "self.generation_config = ", "self.num_generations = ", "self.num_iterations = ",
               "self.max_completion_length = ", "self.reward_weights = ", "self.beta = ", "self.ref_model = ",
-              "self._metrics = ", "self._is_vlm = "]  # fmt: skip
+              "self._metrics = "]  # fmt: skip
 
 
 @pytest.mark.parametrize("trainer", SAMPLERS)

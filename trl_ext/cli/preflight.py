@@ -88,7 +88,7 @@ def _trainer(options: argparse.Namespace) -> Any:
     from trl_ext.preflight.check import Check, Report, Status
     from trl_ext.preflight.setup import build_trainer, words_for
 
-    words = list(options.words)
+    words = [word for word in options.words if word != "--"]
     if options.model is not None and options.config is None and options.script is None:
         words = [*words_for(options.model, options.dataset, options.reward_funcs), *words]
     else:

@@ -25,7 +25,7 @@ def report_text(report: Report, console: Console | None = None) -> str:
         for family in dict.fromkeys(check.family for check in report.checks):
             console.print(family_block(family, [c for c in report.checks if c.family == family], report.sample))
         console.print(closing_line(report))
-    return capture.get().rstrip("\n")
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()).rstrip("\n")
 
 
 def family_block(family: str, checks: list[Check], sample: tuple = ()) -> Group:
