@@ -13,6 +13,8 @@ RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
 # The matrices of the embedded policy are too small to share among threads, and on a busy machine threads that wait for each
 # other make it many times slower: one thread. THREADS=8 for a larger model on a CPU.
 THREADS ?= 1
+# TRL alone differs between the two lanes: layers that import none of it (tests/test_layers.py) are tested on one.
+WITHOUT_TRL := functional monitor checkpoints tiny
 # Tests run in that many processes.
 CORES := $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
@@ -74,7 +76,8 @@ test: ## the tests, on current TRL and on TRL 1.12
 test-current: $(VENV)/.installed-all ## the tests on current TRL
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(CORES) $(PYTEST_ARGS)
 test-trl112: $(VENV_TRL112)/.installed-all ## the tests on TRL 1.12, the last with its own PPO
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV_TRL112)/bin/python -m pytest -n $(CORES) $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV_TRL112)/bin/python -m pytest -n $(CORES) \
+		$(or $(PYTEST_ARGS),$(addprefix --ignore=tests/,$(WITHOUT_TRL)))
 
 check: $(VENV)/.installed-all ## lint, format and types
 	@failed=0; for command in "ruff check ." "ruff format --check ." mypy; do \

@@ -31,6 +31,8 @@ LAYERS = (
 )
 # Layers that run where TRL or torch is not installed: what they import besides the standard library, and which layers.
 THIRD_PARTY = {"errors": set(), "functional": {"torch"}, "monitor": set()}
+# Tested in one lane alone (the Makefile's WITHOUT_TRL): nothing in them may depend on the version of TRL.
+WITHOUT_TRL = {"errors", "strict_yaml", "functional", "monitor", "checkpoints", "tiny"}
 BELOW = {"errors": set(), "functional": {"errors"}, "monitor": {"errors"}}
 
 
@@ -75,6 +77,10 @@ def layer_faults(source: str, module: str, is_package: bool = False) -> list[str
             if layer in THIRD_PARTY and root not in sys.stdlib_module_names and root not in THIRD_PARTY[layer]:
                 may = " and ".join(["the standard library", *sorted(THIRD_PARTY[layer])])
                 faults.append(f"{where}: imports '{root}', but {layer} may use {may} only")
+            elif root == "trl" and layer in WITHOUT_TRL:
+                faults.append(
+                    f"{where}: imports 'trl', and {layer} is tested without TRL 1.12: take it from a later layer"
+                )
             continue
         wanted = rest[0] if rest else name
         if wanted not in LAYERS:
@@ -135,6 +141,7 @@ def test_recipes_import_public_names_and_never_each_other():
         ("trl_ext.monitor.engine", "from trl_ext.functional import kl", "monitor must not import functional"),
         ("trl_ext.functional.kl", "import numpy.linalg", "may use the standard library and torch only"),
         ("trl_ext.functional.kl", "def f():\n    from trl import PPOConfig", "line 2: imports 'trl'"),
+        ("trl_ext.checkpoints.reader", "from trl import X", "checkpoints is tested without TRL 1.12"),
         ("trl_ext.errors", "import rich", "errors may use the standard library only"),
         ("trl_ext.rewards.loading", "from ..callbacks import ppo_monitoring", "rewards must not import callbacks"),
         ("trl_ext.rewards.loading", "from .. import callbacks", "rewards must not import callbacks"),
@@ -163,6 +170,11 @@ def test_a_module_that_breaks_the_order_is_named_with_the_fix(module, source, ex
 )
 def test_what_the_order_allows_passes(module, source):
     assert layer_faults(source, module, is_package=module == "trl_ext") == []
+
+
+def test_the_makefile_leaves_out_in_one_lane_what_imports_no_trl():
+    line = next(x for x in (ROOT / "Makefile").read_text().splitlines() if x.startswith("WITHOUT_TRL"))
+    assert set(line.partition(":=")[2].split()) <= WITHOUT_TRL
 
 
 def test_a_relative_import_in_a_package_starts_at_the_package():
