@@ -43,7 +43,9 @@ FAULTS = ["tests/checkpoints/test_health_faults.py"]
 ARCHITECTURE = ["tests/checkpoints/test_architecture.py"]
 HEALTHY = ["tests/checkpoints/test_health_of_healthy.py"]
 
+PREFLIGHTS = ["tests/preflight"]
 RELIABILITY = "rewards/reliability/"
+PREFLIGHT = "preflight/"
 LOO = "trainers/reinforce_loo_trainer.py"
 
 # (file in trl_ext, text, what it becomes, tests of which one must turn red)
@@ -339,6 +341,28 @@ MUTATIONS = [
     (LOO, "self._kl.value * self._aggregated(kl, mask)", "self._aggregated(kl, mask)", FOLLOWING),
     (LOO, "self._kl.load_state_dict(state", "dict(state", FOLLOWING),
     (LOO, "self._baseline.load_state_dict(state", "dict(state", FOLLOWING),
+    (PREFLIGHT + "alignment.py", "logits[len(prompt) - 1 : -1]", "logits[len(prompt) :]", PREFLIGHTS),
+    (PREFLIGHT + "alignment.py", "(ends.cumsum(1) - ends.int()) == 0", "ends.cumsum(1) < 99", PREFLIGHTS),
+    (PREFLIGHT + "alignment.py", "        subject.policy.train()\n", "", PREFLIGHTS),
+    (PREFLIGHT + "masks.py", "learns & ~expected", "learns & expected & ~expected", PREFLIGHTS),
+    (PREFLIGHT + "masks.py", "expected & ~learns", "expected & ~expected", PREFLIGHTS),
+    (PREFLIGHT + "masks.py", "bool(mask[:, -1].all())", "True", PREFLIGHTS),
+    (PREFLIGHT + "masks.py", "(mask.int().diff(dim=1) >= 0).all()", "True", PREFLIGHTS),
+    (PREFLIGHT + "masks.py", "(labels != ids) & trained", "(labels != ids) & ~trained", PREFLIGHTS),
+    (PREFLIGHT + "reference.py", "abs(loss - math.log(2))", "abs(loss - loss)", PREFLIGHTS),
+    (PREFLIGHT + "reference.py", "[*frozen, *model.parameters()]", "frozen", PREFLIGHTS),
+    (PREFLIGHT + "advantages.py", "if j != i]].mean(1)", "]].mean(1)", PREFLIGHTS),
+    (PREFLIGHT + "advantages.py", "known.max() == known.min()", "known.max() < known.min()", PREFLIGHTS),
+    (PREFLIGHT + "gradient.py", "parameter.sub_(size", "parameter.add_(size", PREFLIGHTS),
+    (PREFLIGHT + "gradient.py", "parameter.copy_(value)", "value", PREFLIGHTS),
+    (PREFLIGHT + "gradient.py", "and not partner.detach().any()", "and False", PREFLIGHTS),
+    (PREFLIGHT + "gradient.py", '("beta", "vf_coef", "entropy_decay")', '("beta", "entropy_decay")', PREFLIGHTS),
+    (PREFLIGHT + "mini_run.py", "UPDATES * each", "UPDATES", PREFLIGHTS),
+    (PREFLIGHT + "mini_run.py", "each * whole / 3600", "each * whole", PREFLIGHTS),
+    (PREFLIGHT + "options.py", "warmup >= steps", "warmup > 9 * steps", PREFLIGHTS),
+    (PREFLIGHT + "rewards.py", "value >= best", "value >= 9 * best", PREFLIGHTS),
+    (PREFLIGHT + "tokens.py", "ids[:2] == [bos, bos]", "ids[:2] == [bos]", PREFLIGHTS),
+    (PREFLIGHT + "dataset.py", "length + longest > positions", "length > positions", PREFLIGHTS),
 ]
 
 

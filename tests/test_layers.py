@@ -141,7 +141,7 @@ def test_recipes_import_public_names_and_never_each_other():
         ("trl_ext.monitor.engine", "from trl_ext.functional import kl", "monitor must not import functional"),
         ("trl_ext.functional.kl", "import numpy.linalg", "may use the standard library and torch only"),
         ("trl_ext.functional.kl", "def f():\n    from trl import PPOConfig", "line 2: imports 'trl'"),
-        ("trl_ext.checkpoints.reader", "from trl import X", "checkpoints has no lane of TRL 1.12"),
+        ("trl_ext.checkpoints.reader", "from trl import X", "checkpoints is tested without TRL 1.12"),
         ("trl_ext.errors", "import rich", "errors may use the standard library only"),
         ("trl_ext.rewards.loading", "from ..callbacks import ppo_monitoring", "rewards must not import callbacks"),
         ("trl_ext.rewards.loading", "from .. import callbacks", "rewards must not import callbacks"),
