@@ -11,8 +11,11 @@ import torch
 from peft import LoraConfig
 from trainer_builders import SGD, fixed_rollouts, loo_trainer, scorer
 
+from trl_ext.callbacks import BestCheckpointCallback
+
 BATCH = 16
-CASES = ("loo", "value-model", "value-lora", "ema-target", "mean-follow", "loo-follow-lora")
+CASES = ("loo", "value-model", "value-lora", "ema-target", "mean-follow", "loo-follow-lora", "greedy", "loo-json",
+         "value-turn", "loo-stop")  # fmt: skip
 
 
 def some_unscorable(completion_ids, **_):
@@ -20,8 +23,33 @@ def some_unscorable(completion_ids, **_):
     return [None if ids[0] % 8 == 0 else sum(ids) / 1000 for ids in completion_ids]
 
 
+def with_actions(prompts, trainer):
+    """As fixed, and every other completion is an action in two turns."""
+    output = fixed_rollouts(eos_every=3)(prompts, trainer)
+    tokenizer, rank = trainer._tokenizer, trainer.accelerator.process_index
+    for i in range(0, len(prompts), 2):
+        number = (rank * len(prompts) + i) % 7
+        output["completion_ids"][i] = tokenizer(f'{{"a":{number}}}x{{"b":0}}')["input_ids"][:12]
+    output["env_mask"] = [[int(at != 7) for at in range(len(ids))] for ids in output["completion_ids"]]
+    return output
+
+
+def sampled_as_fixed(trainer):
+    """Greedy completions are generated; what is sampled is fixed."""
+    original, rollout = trainer._generate_single_turn, fixed_rollouts(eos_every=3)
+
+    def generate(prompt_ids, *args, **kwargs):
+        if not trainer.generation_config.do_sample:
+            return original(prompt_ids, *args, **kwargs)
+        return rollout([""] * len(prompt_ids), trainer)["completion_ids"], None
+
+    trainer._generate_single_turn = generate
+
+
 def train(case, folder, processes):
-    extra = {"rollout_func": fixed_rollouts(eos_every=3)}
+    extra = {"rollout_func": with_actions if case in ("loo-json", "value-turn") else fixed_rollouts(eos_every=3)}
+    if case == "greedy":
+        del extra["rollout_func"]
     if case == "value-model":
         extra["value_model"] = scorer(3)
     options = SGD | {"learning_rate": 0.3}
@@ -31,6 +59,13 @@ def train(case, folder, processes):
         options |= {"reference": "ema", "ema_tau": 0.5}
     if "lora" in case:
         extra["peft_config"] = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    if case == "loo-json":
+        options |= {"mask": "json_actions", "invalid_json": "penalise", "invalid_json_penalty": 0.3}
+    if case == "value-turn":
+        options |= {"gae_steps": "turn", "gamma": 0.9}
+    if case == "loo-stop":  # stops early where the best is the first
+        extra["callbacks"] = [BestCheckpointCallback("reward", greater_is_better=False, patience=1)]
+        options |= {"max_steps": 12}
     baseline = case.split("-")[0]
     trainer = loo_trainer(
         folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
@@ -38,6 +73,8 @@ def train(case, folder, processes):
         whiten_rewards=baseline == "value", trainer=extra,
         **options,
     )  # fmt: skip
+    if case == "greedy":
+        sampled_as_fixed(trainer)
     trainer.train()
     named = {k: p.double() for k, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters()}
     return {

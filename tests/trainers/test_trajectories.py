@@ -31,6 +31,19 @@ RUNS = {
     "value": (loo_trainer, {"beta": 0.1, "baseline": "value", "entropy_coef": 0.01}),
     "value-model": (loo_trainer, {"beta": 0.1, "baseline": "value", "num_generations": 1}),
     "lora-value": (loo_trainer, {"beta": 0.1, "baseline": "value", "learning_rate": 0.03}),
+    "mean, normalised by group": (loo_trainer, {"baseline": "mean", "advantage_normalize": "group"}),
+    "ema, target of the KL": (
+        loo_trainer, {"baseline": "ema", "num_generations": 1, "kl_target": 0.1, "kl_horizon": 50},
+    ),
+    "greedy, normalised by batch": (
+        loo_trainer, {"baseline": "greedy", "num_generations": 1, "advantage_normalize": "batch"},
+    ),
+    "turns": (loo_trainer, {"baseline": "value", "gae_steps": "turn", "whiten_rewards": True, "gamma": 0.9}),
+    "KL in the loss, entropy decays": (
+        loo_trainer, {"kl_in_reward": False, "kl_estimator": "k2", "entropy_coef": 0.1, "entropy_decay": 0.5},
+    ),
+    "periodic": (loo_trainer, {"reference": "periodic", "ref_update_interval": 3}),
+    "actions": (loo_trainer, {"invalid_json": "penalise", "mask": "json_actions"}),
     "ppo": (ppo_trainer, {"total_episodes": 16 * 4, "num_ppo_epochs": 2, "num_mini_batches": 2}),
     "ppo-cut-batch": (
         ppo_trainer,
