@@ -3,6 +3,7 @@
 Each line says what it assumes. Nothing is sharded here: FSDP and DeepSpeed divide what they shard by the processes.
 """
 
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from .derived import kind_of, processes_of, sequence_length, sequences_a_sample
@@ -146,13 +147,23 @@ def _activations(args: Any, facts: ModelFacts, prompt_length: int | None) -> lis
     size = 2 if args.bf16 or args.fp16 else facts.bytes_per_weight
     how = "gradient checkpointing keeps each layer's input" if checkpointing else "all layers are kept"
     prompts = "" if counted else "; prompts of unknown length not counted"
-    lines = [
-        MemoryLine(
-            "activations", None if elements is None else elements * size,
-            f"{rows} sequences of {length} tokens, {size:g} bytes a number, {how}{prompts}",
-        )
-    ]  # fmt: skip
-    return lines
+    line = MemoryLine(
+        "activations", None if elements is None else elements * size,
+        f"{rows} sequences of {length} tokens, {size:g} bytes a number, {how}{prompts}",
+    )  # fmt: skip
+    return [line, *_logits(args, facts, rows, length)]
+
+
+def _logits(args: Any, facts: ModelFacts, rows: int, length: int) -> list[MemoryLine]:
+    """Current TRL's head gives log-probabilities without them; before, they and their gradient are kept."""
+    if type(args).__name__.startswith("Reward"):
+        return []
+    if find_spec("trl.kernels") is not None:
+        return [MemoryLine("logits", 0, "TRL's head gives log-probabilities in pieces, without them")]
+    if kind_of(args) != "supervised":
+        length = args.response_length if kind_of(args) == "ppo" else args.max_completion_length
+    size = None if facts.vocab_size is None else 2 * 4 * rows * length * facts.vocab_size
+    return [MemoryLine("logits", size, f"{rows} x {length} tokens x vocabulary in float32, and their gradient")]
 
 
 def _key_value_cache(args: Any, facts: ModelFacts, prompt_length: int | None) -> MemoryLine:
