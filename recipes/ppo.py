@@ -24,6 +24,7 @@ from trl_ext.compat import build_ppo_trainer, ppo_classes
 from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_policy_and_tokenizer, parse
 from trl_ext.data import load_prompts
 from trl_ext.reporting.finish import finish_run
+from trl_ext.trainers.stopping_options import stopping_of
 
 NEXT = {
     "make tensorboard": "curves of all runs",
@@ -38,6 +39,7 @@ def main(args: list[str] | None = None) -> None:
     with building():
         config_class, _ = ppo_classes()
         script_args, training_args, model_args = parse((RLScriptArguments, config_class, ModelConfig), args)
+        stopping, eval_dataset = stopping_of(script_args, training_args)
         reward_funcs, reward_weights = load_reward_funcs(
             script_args.reward_funcs, getattr(training_args, "reward_weights", None)
         )
@@ -66,7 +68,8 @@ def main(args: list[str] | None = None) -> None:
             reward_funcs,
             reward_weights,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, reliability, checkpoints, console],
+            callbacks=[monitor, reliability, checkpoints, console, *stopping],
+            eval_dataset=eval_dataset,
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)

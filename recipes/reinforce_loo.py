@@ -24,6 +24,7 @@ from trl_ext import (
 from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_policy_and_tokenizer, parse
 from trl_ext.data import load_prompts
 from trl_ext.reporting.finish import finish_run
+from trl_ext.trainers.stopping_options import stopping_of
 
 NEXT = {
     "make tensorboard": "curves of all runs",
@@ -37,6 +38,7 @@ NEXT = {
 def main(args: list[str] | None = None) -> None:
     with building():
         script_args, training_args, model_args = parse((RLScriptArguments, ReinforceLOOConfig, ModelConfig), args)
+        stopping, eval_dataset = stopping_of(script_args, training_args)
         reward_funcs, training_args.reward_weights = load_reward_funcs(
             script_args.reward_funcs, training_args.reward_weights
         )
@@ -62,9 +64,10 @@ def main(args: list[str] | None = None) -> None:
             reward_funcs,
             training_args,
             train_dataset=dataset,
+            eval_dataset=eval_dataset,
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, reliability, checkpoints, console],
+            callbacks=[monitor, reliability, checkpoints, console, *stopping],
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)

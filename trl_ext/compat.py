@@ -41,8 +41,9 @@ def ppo_classes(implementation: str | None = None) -> tuple[type, type]:
 
 
 def build_ppo_trainer(
-    args, model, processing_class, train_dataset, reward_funcs, reward_weights=None, peft_config=None, callbacks=None
-):
+    args, model, processing_class, train_dataset, reward_funcs, reward_weights=None, peft_config=None, callbacks=None,
+    eval_dataset=None,
+):  # fmt: skip
     """The PPO trainer that `args` belongs to, from what the current trainer takes: prompts and reward functions.
 
     Stock PPO wants more: prompts as token ids, here padded to one width so that `as_reward_model` knows where a
@@ -52,12 +53,13 @@ def build_ppo_trainer(
         args: a `PPOConfig` of either kind (see `ppo_classes`).
         train_dataset (`Dataset`): with a `prompt` column.
         reward_funcs (`list[Callable]`), reward_weights (`list[float]`, *optional*): as for `trl.GRPOTrainer`.
+        eval_dataset (`Dataset`, *optional*): held-out prompts; stock PPO does not evaluate and takes none.
     """
     if isinstance(args, OurPPOConfig):
         args.reward_weights = reward_weights
         return OurPPOTrainer(
             args, processing_class, model, reward_funcs=reward_funcs, train_dataset=train_dataset,
-            peft_config=peft_config, callbacks=callbacks,
+            eval_dataset=eval_dataset, peft_config=peft_config, callbacks=callbacks,
         )  # fmt: skip
     require_divisible(
         "Rollouts of a process",

@@ -1,4 +1,4 @@
-"""YAML files of the user, read strictly."""
+"""YAML files of the user, read strictly, and written so that they are read back as they were."""
 
 import os
 import re
@@ -7,6 +7,9 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import UserError
+
+
+_EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -22,9 +25,7 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+StrictLoader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -47,3 +48,35 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         quotes = mark and mark.line < len(lines) and "comparison" in lines[mark.line]
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise UserError(f"{path}{place}: {problem}{'; write the comparison in quotes' if quotes else ''}") from error
+
+
+class _StrictDumper(yaml.SafeDumper):
+    """Writes words so that `StrictLoader` reads words, and no references to what came before."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_StrictDumper.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+_StrictDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    ),
+)
+
+
+def dump_yaml(content: Any) -> str:
+    """YAML that `StrictLoader` reads as `content`: plain values, in the order they are in.
+
+    Raises:
+        UserError: it would be read as something else.
+    """
+    text = yaml.dump(content, Dumper=_StrictDumper, allow_unicode=True, sort_keys=False, width=10**6)
+    try:
+        again = yaml.load(text, StrictLoader)
+    except yaml.YAMLError as error:
+        raise UserError(f"these values cannot be written as YAML: {' '.join(str(error).split())[:200]}") from error
+    if repr(again) != repr(content):
+        raise UserError("these values cannot be written as YAML: they would be read as other ones")
+    return text

@@ -111,6 +111,31 @@ BAD_INPUT = {
     "weights that do not fit": ("reinforce_loo", ["--reward_weights", "1", "2", "3"], "3 numbers for 2"),
     "a held-back reward nobody knows": ("ppo", ["--gold_reward", "sentimen"], "did you mean 'sentiment'"),
     "a probe set that is not there": ("ppo", ["--probe_set", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
+    "patience for nothing": ("ppo", ["--patience", "0"], "patience=0: set it to 1 or more"),
+    "an improvement nobody waits for": ("ppo", ["--min_improvement", "0.1"], "set patience to a number of values"),
+    "a negative improvement": ("ppo", ["--patience", "2", "--min_improvement", "-1"], "min_improvement=-1.0: set it to"),
+    "no validations": ("ppo", ["--patience", "2", "--best_metric", "eval_kl"], "set validation_frequency, or best_met"),
+    "a budget of no time": ("ppo", ["--time_budget", "0"], "time_budget=0.0 is no number of hours above 0"),
+    "two ways to evaluate": (
+        "reinforce_loo",
+        ["--validation_frequency", "2", "--eval_strategy", "steps", "--per_device_eval_batch_size", "8"],
+        "drop these, or validation_frequency",
+    ),
+    "validations that do not divide": (
+        "reinforce_loo",
+        ["--validation_frequency", "2", "--per_device_eval_batch_size", "12"],
+        "num_generations_eval to one of 1, 2, 3, 4, 6, 12",
+    ),
+    "no split to validate on": (
+        "reinforce_loo",
+        ["--validation_frequency", "2", "--dataset_test_split", "dev"],
+        "no split 'dev'",
+    ),
+    "best by two": (
+        "ppo",
+        ["--patience", "2", "--metric_for_best_model", "loss"],
+        "drop metric_for_best_model",
+    ),
     "a reward that is a word": ("reinforce_loo", ["--reward_funcs", "{rewards}:words"], "words"),
 }
 
@@ -136,3 +161,36 @@ def test_bad_input_ends_a_real_process_with_status_2_and_no_traceback(tmp_path):
     _, error = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "Traceback" not in error and "error: There is no reward 'sentimen'" in error
+
+
+@pytest.mark.parametrize("recipe", [pytest.param("ppo", marks=pytest.mark.current_trl), "reinforce_loo"])
+def test_patience_stops_at_validations_that_bring_nothing_and_restores_the_best_model(tmp_path, recipe):
+    longer = ("--total_episodes", "160") if recipe == "ppo" else ("--max_steps", "20")
+    patience = ("--validation_frequency", "1", "--validation_prompts", "8", "--patience", "2", "--min_improvement", "9")
+    rows = run(recipe, tmp_path, *longer, *patience)
+    validated = [row for row in rows if "eval_reward" in row]
+    assert len(validated) == 3, "the first is the best, as nothing beats it by 9; two more are the patience"
+    state = json.loads((sorted(tmp_path.glob("checkpoint-*"))[-1] / "trainer_state.json").read_text())
+    assert state["best_metric"] == pytest.approx(validated[0]["eval_reward"])
+    best = Path(state["best_model_checkpoint"])
+    assert best.name == f"checkpoint-{validated[0]['step']}"
+    assert (tmp_path / "model.safetensors").read_bytes() == (best / "model.safetensors").read_bytes()
+
+
+def test_patience_watches_the_reward_of_training_where_nothing_is_validated(tmp_path):
+    words = ("--patience", "1", "--min_improvement", "9")
+    rows = run("ppo", tmp_path, "--total_episodes", "160", *words)
+    assert sum("reward" in row for row in rows) == 2
+
+
+def test_a_time_budget_that_is_over_stops_after_a_step_with_a_checkpoint(tmp_path):
+    rows = run("reinforce_loo", tmp_path, "--max_steps", "20", "--time_budget", "0.0001")
+    assert sum("reward" in row for row in rows) == 1
+    assert (tmp_path / "checkpoint-1").is_dir()
+
+
+@pytest.mark.stock_ppo
+def test_stock_ppo_refuses_to_validate(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("ppo", tmp_path, "--validation_frequency", "2")
+    assert "error: stock PPO of TRL 1.12 cannot evaluate: drop validation_frequency" in capsys.readouterr().err

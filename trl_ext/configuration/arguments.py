@@ -7,7 +7,7 @@ from ..data import REVIEWS
 
 @dataclass
 class RLScriptArguments:
-    """Prompts, rewards, and what is shown and watched."""
+    """Prompts, rewards, what is shown and watched, and when to stop."""
 
     dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
@@ -35,3 +35,25 @@ class RLScriptArguments:
         default="warn", metadata={"help": "On a critical alert: `warn`, or `stop` to save a checkpoint and stop."}
     )
     samples_every: int = field(default=100, metadata={"help": "Steps between two tables of sample completions."})
+    patience: int | None = field(
+        default=None,
+        metadata={
+            "help": "Values of best_metric in a row without improvement after which training stops, with the best model "
+            "restored; in validations where there are such, else in logs. Default: no stopping, the last model."
+        },
+    )
+    min_improvement: float = field(default=0.0, metadata={"help": "By how much a value must beat the best."})
+    best_metric: str = field(
+        default="reward",
+        metadata={"help": "What patience watches, as logged; with validation_frequency its value on held-out prompts."},
+    )
+    validation_frequency: int | None = field(
+        default=None, metadata={"help": "Steps between two evaluations on held-out prompts (PPO: updates)."}
+    )
+    validation_prompts: int | None = field(
+        default=128, metadata={"help": "Held-out prompts, the first so many of the split; None: all."}
+    )
+    dataset_test_split: str = field(default="test", metadata={"help": "Split of the held-out prompts."})
+    time_budget: float | None = field(
+        default=None, metadata={"help": "Hours from the start of the script, after which it saves and stops."}
+    )

@@ -15,28 +15,37 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from transformers import TrainingArguments
 from trl import TrlParser
 
 from ..errors import UserError
 from ..strict_yaml import StrictLoader
+from .header import HEADER, check_header
 from .mistakes import one_line
+from .templates import template_of
 from .values import describe, fit, is_union
+
+_EPILOG = (
+    "--template debug, small or full starts from a template (trl-ext config list); --config FILE.yaml reads options from "
+    "a file."
+)
 
 
 def parse(dataclass_types: Sequence[type], args: Sequence[str] | None = None) -> tuple[Any, ...]:
-    """One instance of each dataclass from `--config FILE.yaml` and the command line; the command line wins.
+    """One instance of each dataclass from `--template NAME`, `--config FILE.yaml` and the command line; the later wins.
 
     YAML values may be lists and mappings, also where the command line takes only words (`list[dict | str]`). A mapping
-    `env` sets environment variables, as with `TrlParser`.
+    `env` sets environment variables, as with `TrlParser`. What `to_yaml` wrote says of which class it is.
 
     Raises:
-        UserError: an unknown option (naming the nearest), a wrong type, or a file that is no YAML mapping.
+        UserError: an unknown option (naming the nearest), a wrong type, a file that is no YAML mapping or was written
+            by another class, or no such template.
     """
     words = list(sys.argv[1:] if args is None else args)
-    parser = _Parser(dataclass_types, allow_abbrev=False, epilog="--config FILE.yaml reads options from a file.")
-    path = _take_config(words)
-    if path is not None:
-        parser.set_defaults_with_config(**_checked(_read_yaml(path), parser, dataclass_types, path))
+    parser = _Parser(dataclass_types, allow_abbrev=False, epilog=_EPILOG)
+    path, template = _take(words, "--config", "FILE.yaml"), _take(words, "--template", "debug")
+    for file in filter(None, (template and str(_template(template, dataclass_types)), path)):
+        parser.set_defaults_with_config(**_checked(_read_yaml(file, dataclass_types), parser, dataclass_types, file))
     _refuse_unknown(parser.parse_known_args(words)[1], parser)
     return parser.parse_args_into_dataclasses(args=words, look_for_args_file=False)
 
@@ -56,23 +65,32 @@ class _Parser(TrlParser):
         TrlParser._parse_dataclass_field(parser, field)
 
 
-def _take_config(words: list[str]) -> str | None:
-    """Removes `--config PATH` or `--config=PATH` from `words` and returns the path."""
-    places = [i for i, word in enumerate(words) if word == "--config" or word.startswith("--config=")]
+def _take(words: list[str], option: str, example: str) -> str | None:
+    """Removes `--config PATH` or `--config=PATH` from `words` and returns the path; likewise of another option."""
+    places = [i for i, word in enumerate(words) if word == option or word.startswith(f"{option}=")]
     if not places:
         return None
     if len(places) > 1:
-        raise UserError("--config is given twice; put the options of both files into one")
+        raise UserError(f"{option} is given twice; put the options of both files into one")
     word = words.pop(places[0])
     if "=" in word:
         return word.partition("=")[2]
     if places[0] == len(words):
-        raise UserError("--config needs a file: --config FILE.yaml")
+        what = "a file" if option == "--config" else "a name"
+        raise UserError(f"{option} needs {what}: {option} {example}")
     return words.pop(places[0])
 
 
-def _read_yaml(path: str) -> dict[str, Any]:
-    """The mapping in a YAML file, without its `env`, which goes into the environment."""
+def _template(name: str, dataclass_types: Sequence[type]) -> Path:
+    """Which template belongs to a recipe follows from the class of its training options."""
+    training = [kind for kind in dataclass_types if issubclass(kind, TrainingArguments)]
+    if not training:
+        raise UserError("there are no templates for this script: give its options by --config FILE.yaml")
+    return template_of(training[0], name)
+
+
+def _read_yaml(path: str, dataclass_types: Sequence[type]) -> dict[str, Any]:
+    """The options in a YAML file, without its `env`, which goes into the environment, and without who wrote it."""
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
     except OSError as error:
@@ -89,7 +107,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(environment, dict):
         raise UserError(f"{path}: env expects a mapping of names to values, got {environment!r}")
     os.environ.update({str(name): str(value) for name, value in environment.items()})
-    return options
+    check_header(options, dataclass_types, path)
+    return {name: value for name, value in options.items() if name not in HEADER}
 
 
 def _checked(options: dict[str, Any], parser: _Parser, dataclass_types: Sequence[type], path: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
+from ..configuration.given import computing_options
 from ..errors import UserError
 from .batches import divisors, launched_processes, neighbours
 from .reinforce_loo_config import ReinforceLOOConfig
@@ -170,6 +171,11 @@ class PPOConfig(ReinforceLOOConfig):
     def in_optimizer_steps(self, dataset_length: int | None) -> "PPOConfig":
         """A copy in which what counts updates counts optimizer steps, as in `GRPOTrainer`. `self` stays as it is."""
         args = copy.copy(self)
+        with computing_options(args):
+            self._count_optimizer_steps(args, dataset_length)
+        return args
+
+    def _count_optimizer_steps(self, args: "PPOConfig", dataset_length: int | None) -> None:
         steps = self.optimizer_steps_per_update()
         args.per_device_train_batch_size, args.gradient_accumulation_steps = self.mini_batch_layout()
         # completions an update stay what they were; with generation_batch_size given, GRPO has computed the steps
@@ -194,7 +200,6 @@ class PPOConfig(ReinforceLOOConfig):
         args.mini_batch_size = self.generation_batch_size // self.num_mini_batches
         args.local_mini_batch_size = args.local_batch_size // self.num_mini_batches
         args.total_episodes = updates * self.generation_batch_size if updates > 0 else None
-        return args
 
 
 PPOConfig.world_size = TrainingArguments.world_size  # type: ignore[assignment,misc]  # the InitVar's default hid it

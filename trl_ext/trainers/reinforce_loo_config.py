@@ -4,12 +4,13 @@ from typing import Literal, get_args, get_type_hints
 
 from trl import GRPOConfig
 
+from ..configuration.saving import SavedConfig
 from ..errors import UserError
 from .batches import launched_processes, require_divisible
 
 
 @dataclass
-class ReinforceLOOConfig(GRPOConfig):
+class ReinforceLOOConfig(SavedConfig, GRPOConfig):
     """GRPO's options with REINFORCE's defaults, and the few options below.
 
     `loss_type="dr_grpo"` sums a completion's token terms and divides by the constant `max_completion_length`, so its

@@ -1,0 +1,47 @@
+"""What was given to a configuration, apart from what its `__post_init__` made of it.
+
+TRL, Transformers and our own classes fill in and change options when an object is made (`bf16`, `steps_per_generation`,
+PPO's names ...). What is written to a file is what was given, and what was set on the object since.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .plain import plain_options, same
+
+# On the object, in plain form, so that they are pickled with it and need no class of ours
+_GIVEN, _MADE = "_options_given", "_options_made"
+
+
+def given_options(config: Any) -> dict[str, Any] | None:
+    """What was given, and what was set since, by name in plain form; `None` where nothing was recorded."""
+    if not hasattr(config, _MADE):
+        return None
+    given, made, now = getattr(config, _GIVEN), getattr(config, _MADE), plain_options(config)
+    changed = {name for name in now if name not in made or not same(now[name], made[name])}
+    return {name: now[name] if name in changed or name not in given else given[name] for name in now}
+
+
+@contextmanager
+def computing_options(config: Any) -> Iterator[None]:
+    """Around code that computes options from others: what it changes is not taken for given."""
+    given = given_options(config)
+    setattr(config, _GIVEN, plain_options(config) if given is None else given)
+    yield
+    setattr(config, _MADE, plain_options(config))
+
+
+def recording(post_init: Any) -> Any:
+    """`post_init`, with what was given recorded; of one that calls another the outermost records."""
+
+    @functools.wraps(post_init)
+    def recorded(self: Any, *arguments: Any) -> None:
+        if hasattr(self, _GIVEN):
+            post_init(self, *arguments)
+            return
+        with computing_options(self):
+            post_init(self, *arguments)
+
+    return recorded
