@@ -24,10 +24,11 @@ from .reviews import load_reviews
 REVIEW_AGENT = "review_agent"
 _NUMBERS = range(10, 100)
 _DEMONSTRATIONS = {"train": 12_000, "test": 200}
-QUESTIONS = {
+_CALCULATIONS = {"better": "subtract", "together": "add", "best": "larger"}
+_QUESTIONS = {
     "better": "How much better is {a} than {b}?",
-    "worse": "How much worse is {a} than {b}?",
     "together": "How much are {a} and {b} together?",
+    "best": "How good is the better of {a} and {b}?",
 }
 
 
@@ -70,6 +71,16 @@ class ReviewEnvironment:
         """
         return _one_decimal(a - b)
 
+    def larger(self, a: float, b: float) -> str:
+        """
+        The larger one of two numbers.
+
+        Args:
+            a: One number.
+            b: The other one.
+        """
+        return _one_decimal(max(a, b))
+
 
 def agent_questions(split: str = "train") -> Dataset:
     """Every question: columns `prompt` (a message) and `solution` (the right number, as text).
@@ -79,11 +90,11 @@ def agent_questions(split: str = "train") -> Dataset:
     Raises:
         UserError: another split.
     """
-    rows = [(kind, a, b) for a, b in _pairs(split) for kind in QUESTIONS]
+    rows = [(kind, a, b) for a, b in _pairs(split) for kind in _QUESTIONS]
     random.Random(0).shuffle(rows)
     return Dataset.from_dict(
         {
-            "prompt": [[{"role": "user", "content": QUESTIONS[kind].format(a=a, b=b)}] for kind, a, b in rows],
+            "prompt": [[{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}] for kind, a, b in rows],
             "solution": [_solution(kind, a, b) for kind, a, b in rows],
         }
     )
@@ -95,15 +106,15 @@ def agent_demonstrations(split: str = "train") -> Dataset:
     A policy that does as they do gives the right number to a third of the questions.
     """
     draw = random.Random(1)
-    rows = [(kind, a, b) for a, b in _pairs(split) for kind in QUESTIONS]
+    rows = [(kind, a, b) for a, b in _pairs(split) for kind in _QUESTIONS]
     draw.shuffle(rows)
     del rows[_DEMONSTRATIONS[split] :]
-    episodes = [_demonstration(kind, a, b, draw.choice(list(QUESTIONS))) for kind, a, b in rows]
+    episodes = [_demonstration(kind, a, b, draw.choice(list(_CALCULATIONS.values()))) for kind, a, b in rows]
     return Dataset.from_dict({"messages": episodes})
 
 
 def _demonstration(kind: str, a: int, b: int, calculation: str) -> list[dict]:
-    environment, messages = ReviewEnvironment(), [{"role": "user", "content": QUESTIONS[kind].format(a=a, b=b)}]
+    environment, messages = ReviewEnvironment(), [{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}]
 
     def call(name: str, **arguments) -> float:
         # as text: in a dataset the arguments of all calls would share one set of columns
@@ -112,15 +123,14 @@ def _demonstration(kind: str, a: int, b: int, calculation: str) -> list[dict]:
         return float(messages[-1]["content"])
 
     first, second = call("look_up", review=a), call("look_up", review=b)
-    if calculation == "worse":
-        first, second = second, first
-    result = call("add" if calculation == "together" else "subtract", a=first, b=second)
+    result = call(calculation, a=first, b=second)
     return [*messages, {"role": "assistant", "content": json.dumps({"answer": result})}]
 
 
 def _solution(kind: str, a: int, b: int) -> str:
-    first, second = (float(ReviewEnvironment().look_up(number)) for number in (a, b))
-    return _one_decimal({"better": first - second, "worse": second - first, "together": first + second}[kind])
+    environment = ReviewEnvironment()
+    first, second = (float(environment.look_up(number)) for number in (a, b))
+    return getattr(environment, _CALCULATIONS[kind])(first, second)
 
 
 def _pairs(split: str) -> list[tuple[int, int]]:
