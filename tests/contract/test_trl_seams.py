@@ -12,6 +12,7 @@ from trl.trainer import grpo_trainer
 
 REINFORCE = "trl_ext/trainers/reinforce_loo_trainer.py"
 PPO = "trl_ext/trainers/ppo_trainer.py"
+EPISODES = "trl_ext/trainers/episodes.py"
 REFERENCE = "trl_ext/trainers/reference.py"
 VALUE = "trl_ext/trainers/value_function.py"
 REWARDS = "trl_ext/callbacks/_reward_source.py"
@@ -27,6 +28,12 @@ METHODS = {
     "_compute_loss": (["self", "model", "inputs"], REINFORCE),
     "_tokenize_prompts": (["self", "prompts"], PPO),
     "log": (["self", "logs", "start_time"], PPO),
+    "_generate": (["self", "prompts"], EPISODES),
+    "_tool_call_loop": (
+        ["self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields"],
+        EPISODES,
+    ),
+    "_get_tool_suffix_ids": (["self", "tool_messages"], EPISODES),
     "_save": (["self", "output_dir", "state_dict"], REINFORCE),
     "_load_from_checkpoint": (["self", "resume_from_checkpoint", "model"], REINFORCE),
 }
@@ -73,6 +80,26 @@ ATTRIBUTES = {
     '"frac_reward_zero_std"': f"{REINFORCE}, `_finish_advantages`",
     'self._logs["advantages"]': f"{REINFORCE}, `_finish_advantages`",
     "if advantages.dim() == 1:": f"{REINFORCE}: advantages of shape (B, T)",
+    "self.rollout_func = ": EPISODES,
+    "output = self.rollout_func(prompts, self)": f"{EPISODES}, `_generate`",
+    'extra_fields.pop("env_mask", None)': "trl_ext/trainers/episode_limits.py",
+    "return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images":
+        f"{EPISODES}, `_generate`",
+    "return tool_mask, completions, completion_ids, logprobs, tool_call_count, tool_failure_count, tool_images":
+        f"{EPISODES}, `_tool_call_loop`",
+    "sync_tool_dict = self._sync_tool_dicts[idx_with_tool]": f"{EPISODES}, `_guarded_tools`",
+    "async_tool_dict = self._async_tool_dicts[idx_with_tool]": f"{EPISODES}, `_guarded_tools`",
+    "async_coros.append((name, async_tool_dict[name](**function[": "trl_ext/trainers/tool_guard.py, `coroutines`",
+    "except Exception as e:": "trl_ext/trainers/tool_guard.py: what TRL tells the policy",
+    "content = result if isinstance(result, list) else str(result)": "trl_ext/trainers/tool_guard.py, `EpisodeEnd`",
+    "suffix_ids = self._get_tool_suffix_ids(tool_messages)": f"{EPISODES}, `_get_tool_suffix_ids`",
+    "len(pct) - len(prompt_ids[i]) > self.max_completion_length or": f"{EPISODES}, `_limit_of_episode`",
+    "excess_length = completion_tool_length + len(post_tool_ids[idx]) - self.max_completion_length":
+        f"{EPISODES}, `_limit_of_episode`",
+    "iteration_num < self.max_tool_calling_iterations": f"{EPISODES}, `_limit_reached`",
+    "self.environment_factories = ": f"{EPISODES}, `_naming_reset`",
+    "self._environment_pool = ": f"{EPISODES}, `_naming_reset`",
+    "environment.reset(**": f"{EPISODES}, `_name_reset`",
 }  # fmt: skip
 
 
@@ -139,6 +166,11 @@ def test_reference_is_scored_after_the_policy():
     )
 
 
+def test_a_turn_is_generated_without_the_length_that_an_episode_has():
+    source = inspect.getsource(GRPOTrainer._generate_single_turn)
+    assert "max_completion_length" not in source, f"an episode's length would be a turn's: see {EPISODES}, `_limit_of_episode`"
+
+
 def test_loss_makes_one_forward():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert source.count("self._get_per_token_logps_and_entropies(") == 1, f"see {REINFORCE}, `_last_forward`"
@@ -149,7 +181,8 @@ def test_loss_makes_one_forward():
     ["beta", "loss_type", "scale_rewards", "num_generations", "num_generations_eval", "steps_per_generation",
      "generation_batch_size", "num_iterations", "epsilon", "max_completion_length", "sync_ref_model",
      "multi_objective_aggregation", "disable_dropout", "cast_lm_head_to_fp32", "reward_weights",
-     "vllm_importance_sampling_correction", "temperature", "gradient_accumulation_steps", "shuffle_dataset"],
+     "vllm_importance_sampling_correction", "temperature", "gradient_accumulation_steps", "shuffle_dataset",
+     "max_tool_calling_iterations"],
 )  # fmt: skip
 def test_option_is_still_there(name):
     assert name in GRPOConfig.__dataclass_fields__, f"GRPOConfig.{name} is gone: see trl_ext/trainers/*_config.py"

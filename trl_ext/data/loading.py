@@ -1,4 +1,4 @@
-"""Datasets of prompts, texts and preferences: `reviews`, a local file or folder, or one of the hub."""
+"""Datasets of prompts, texts and preferences: `reviews`, `review_agent`, a local file or folder, or one of the hub."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import datasets
 from datasets import Dataset
 
 from ..errors import UserError
+from .review_agent import REVIEW_AGENT, agent_demonstrations, agent_questions
 from .reviews import HELD_OUT, REVIEWS, load_reviews, review_pairs, review_prompts
 
 _READERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -21,15 +22,16 @@ def load_prompts(
     """A dataset for trainers that sample: `column` renamed to `prompt`, texts or lists of messages; others untouched.
 
     Args:
-        dataset_name: `reviews`, a local file (json, jsonl, csv, tsv, parquet, txt) or folder, or a hub dataset.
+        dataset_name: `reviews`, `review_agent`, a local file (json, jsonl, csv, tsv, parquet, txt) or folder, or a hub dataset.
         config: configuration of a hub dataset, as `datasets.load_dataset` takes it.
         data_dir: where the snippets of `reviews` lie.
 
     Raises:
         UserError: no such dataset, split or column, no rows, or prompts that are neither text nor messages.
     """
-    if dataset_name == REVIEWS:
-        prompts = review_prompts(split, data_dir=data_dir)
+    if dataset_name in (REVIEWS, REVIEW_AGENT):
+        agent = dataset_name == REVIEW_AGENT
+        prompts = agent_questions(split) if agent else review_prompts(split, data_dir=data_dir)
         if column != "prompt":
             raise UserError(_no_column(prompts, column, dataset_name, "dataset_prompt_column"))
         return prompts
@@ -58,6 +60,8 @@ def load_texts(
     """
     if dataset_name == REVIEWS:
         return load_reviews(split, data_dir).select_columns(["text"])
+    if dataset_name == REVIEW_AGENT:
+        return agent_demonstrations(split)
     dataset = _load(dataset_name, split, config)
     names = set(dataset.column_names)
     if column not in names and not ("messages" in names or {"prompt", "completion"} <= names):

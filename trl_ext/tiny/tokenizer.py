@@ -12,11 +12,31 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 PAD = "<pad>"
 EOS = "<eos>"
+# Lines of `role: content`. A tool call is one JSON object, `{name: arguments}`; the tools themselves are not listed: their schemas would fill
+# the 512 positions of the embedded policy. `generation` marks what the policy writes, for `assistant_only_loss`.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\n' }}{% endif %}{% endfor %}"
+    "{% for message in messages %}{{ message['role'] + ': ' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{% if message['content'] or not loop.first %}{{ '\n' }}{% endif %}"
+    "{{ {call['function']['name']: call['function']['arguments']} | tojson }}{% endfor %}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
+# How Transformers reads such an answer back: https://huggingface.co/docs/transformers/main/en/chat_response_parsing
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant: ",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": r'\{"(?P<name>[^"]+)": (?=\{)',
+            "close_pattern": r"\}(?:\n|<eos>)",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close_pattern": "<eos>", "content": "text"},
+    },
+}
 
 
 def byte_tokenizer(chat: bool = False) -> PreTrainedTokenizerBase:
@@ -34,7 +54,8 @@ def byte_tokenizer(chat: bool = False) -> PreTrainedTokenizerBase:
         unk_token=None,  # every byte is known; Qwen2's default would add a token beyond the embeddings
         padding_side="left",  # prompts end where the completion starts
     )
-    tokenizer.chat_template = CHAT_TEMPLATE if chat else None
+    if chat:
+        add_chat(tokenizer)
     return tokenizer
 
 
@@ -44,5 +65,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     The same texts in the same order give the same tokenizer.
     """
     tokenizer = byte_tokenizer().train_new_from_iterator([list(texts)], vocab_size, show_progress=False)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    add_chat(tokenizer)
     return tokenizer
+
+
+def add_chat(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives it the chat template with tool calls, and what reads them back."""
+    tokenizer.chat_template, tokenizer.response_template = CHAT_TEMPLATE, RESPONSE_TEMPLATE

@@ -2,15 +2,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
 
-from trl import GRPOConfig
-
 from ..configuration.saving import SavedConfig
 from ..errors import UserError
 from .batches import launched_processes, require_divisible
+from .episode_config import EpisodeConfig
 
 
 @dataclass
-class ReinforceLOOConfig(SavedConfig, GRPOConfig):
+class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
     """GRPO's options with REINFORCE's defaults, and the few options below.
 
     `loss_type="dr_grpo"` sums a completion's token terms and divides by the constant `max_completion_length`, so its

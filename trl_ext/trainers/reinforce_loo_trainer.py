@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOTrainer
 
 from ..errors import UserError
 from ..functional import (
@@ -26,6 +25,7 @@ from ..functional import (
 )
 from ..rewards.probing import is_probing
 from .baselines import GroupBaseline
+from .episodes import EpisodeTrainer
 from .greedy import greedy_rewards
 from .json_actions import JsonActions
 from .kl_controller import KLController
@@ -52,7 +52,7 @@ MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 STATE_FILE = "reinforce_loo_state.json"  # in a checkpoint: the moving average of rewards, the coefficient of the KL
 
 
-class ReinforceLOOTrainer(GRPOTrainer):
+class ReinforceLOOTrainer(EpisodeTrainer):
     """GRPOTrainer whose advantages come from a leave-one-out or a learned baseline.
 
     Its only changes, all after the rewards: the KL to a frozen reference is subtracted from the reward instead of added

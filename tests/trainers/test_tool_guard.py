@@ -1,0 +1,262 @@
+"""A tool that misbehaves ends its episode with a named reason; the others, and the run, go on."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+
+import pytest
+from episode_builders import agent, call, logged, spoken
+from trainer_builders import scored
+
+from trl_ext.errors import UserError
+from trl_ext.trainers.tool_guard import ToolGuard
+
+
+def good(x: int) -> str:
+    """
+    Twice the number.
+
+    Args:
+        x: A number.
+    """
+    return str(2 * x)
+
+
+class Unprintable:
+    def __str__(self):
+        raise ZeroDivisionError("no text")
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ZeroDivisionError("no text")
+
+
+def recursive():
+    return recursive()
+
+
+def stubborn():
+    while True:
+        try:
+            time.sleep(10)
+        except BaseException:
+            pass
+
+
+def loop_for_ever():
+    while True:
+        pass
+
+
+MISBEHAVIOUR = {
+    "raises": (lambda: 1 / 0, "raised"), "leaves": (lambda: sys.exit(3), "raised"), "recurses": (recursive, "raised"),
+    "runs out of memory": (lambda: bytearray(1 << 60), "raised"), "answers without text": (Unprintable, "raised"),
+    "raises its own time-out": (lambda: (_ for _ in ()).throw(TimeoutError("mine")), "raised"),
+    "raises what has no text": (lambda: (_ for _ in ()).throw(UnprintableError()), "raised"),
+    "loops": (loop_for_ever, "timed_out"), "sleeps": (lambda: time.sleep(3), "timed_out"),
+    "swallows what interrupts it": (stubborn, "timed_out"), "says 10 MB": (lambda: "x" * 10_000_000, "too_long"),
+    "says 10 MB in blocks": (lambda: [{"type": "text", "text": "x" * 10_000_000}], "too_long"),
+}  # fmt: skip
+
+
+FOR_EVER = object()
+MISBEHAVIOUR["waits for ever"] = (FOR_EVER, "timed_out")
+CASES = [
+    *(("function", name) for name in MISBEHAVIOUR if name != "waits for ever"),
+    ("method", "raises"), ("method", "loops"),
+    *(("coroutine", name) for name in ("raises", "leaves", "sleeps", "waits for ever", "says 10 MB")),
+]  # fmt: skip
+
+
+def made(kind, behaviour):
+    """(arguments of the trainer) for a tool of that kind with that behaviour, and `good`."""
+    if kind == "coroutine":
+
+        async def bad() -> str:
+            """Misbehaves."""
+            return behaviour() if behaviour is not FOR_EVER else await asyncio.sleep(1000)
+
+        return {"tools": [good, bad]}
+    if kind == "function":
+
+        def bad() -> str:
+            """Misbehaves."""
+            return behaviour()
+
+        return {"tools": [good, bad]}
+
+    class Environment:
+        def reset(self, **row):
+            return None
+
+        def bad(self) -> str:
+            """Misbehaves."""
+            return behaviour()
+
+    return {"tools": [good], "environment_factory": Environment}
+
+
+def first_calls_bad(text):
+    """The episodes of the first prompt call the bad tool, those of the second the good one; then all answer."""
+    if "tool:" in text:
+        return '{"answer": 1}'
+    return call("bad") if "first" in text else call("good", '"x": 21')
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_it_ends_its_episode_alone(tmp_path, name, kind):
+    behaviour, reason = MISBEHAVIOUR[name]
+    seen = []
+
+    def rewards(completions, ended_by, **_):
+        seen.extend(ended_by)
+        return [float(i) for i in range(len(completions))]
+
+    trainer = agent(tmp_path, first_calls_bad, rewards, trainer=made(kind, behaviour), tool_timeout=0.2)
+    started = time.monotonic()
+    output = scored(trainer)
+    assert time.monotonic() - started < 5
+    for row in range(4):
+        prompt = trainer._tokenizer.decode(output["prompt_ids"][row])
+        said, heard = (spoken(output, row, trainer._tokenizer, own) for own in (True, False))
+        if "first" in prompt:
+            assert (said, heard) == (call("bad") + "<eos>", "") and seen[row] == reason
+        else:
+            assert said == call("good", '"x": 21') + '<eos>{"answer": 1}<eos>' and seen[row] is None
+            assert heard == "tool: 42\nassistant: "
+    assert output["advantages"].abs().sum() > 0  # scored as any other
+    metrics = logged(trainer)
+    assert {r: metrics[f"tools/ended/{r}"] for r in ("raised", "timed_out", "too_long")} == {
+        "raised": 0.0, "timed_out": 0.0, "too_long": 0.0, reason: 0.5}  # fmt: skip
+    assert metrics["tools/failure_frequency"] == 0.5
+
+
+def test_the_first_of_each_kind_is_logged_with_the_tools_name_and_its_message(tmp_path, caplog):
+    trainer = agent(tmp_path, first_calls_bad, trainer=made("function", lambda: {}["key"]))
+    with caplog.at_level(logging.WARNING, "trl_ext"):
+        scored(trainer)
+        scored(trainer)
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("trl_ext")]
+    assert line == "tool 'bad' ended an episode (tools/ended/raised): KeyError: 'key'"
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "method"])
+def test_what_a_tool_raises_is_told_where_that_is_wanted(tmp_path, kind):
+    tools = made(kind, lambda: (_ for _ in ()).throw(ValueError("no such key")))
+    output = scored(trainer := agent(tmp_path, first_calls_bad, trainer=tools, tool_errors="tell"))
+    heard = {spoken(output, row, trainer._tokenizer, False) for row in range(4)}
+    assert heard == {"tool: {'error': 'no such key'}\nassistant: ", "tool: 42\nassistant: "}
+    assert logged(trainer)["tools/ended/raised"] == 0.0
+
+
+def test_a_time_out_and_a_giant_answer_are_never_told(tmp_path):
+    for name in ("loops", "says 10 MB"):
+        behaviour, reason = MISBEHAVIOUR[name]
+        trainer = agent(tmp_path, first_calls_bad, trainer=made("function", behaviour), tool_errors="tell", tool_timeout=0.1)
+        scored(trainer)
+        assert logged(trainer)[f"tools/ended/{reason}"] == 0.5
+
+
+def test_a_call_that_does_not_fit_the_tool_is_told_to_the_policy_that_made_it(tmp_path):
+    def script(text):
+        return '{"answer": 1}' if "tool:" in text else call("good", '"y": 1') if "first" in text else call("nothing")
+
+    output = scored(trainer := agent(tmp_path, script, trainer={"tools": [good]}))
+    heard = {spoken(output, row, trainer._tokenizer, False) for row in range(4)}
+    assert any("unexpected" in text or "missing" in text for text in heard) and any("not found" in text for text in heard)
+    assert logged(trainer)["tools/ended/raised"] == 0.0
+
+
+def test_later_calls_of_an_ended_episode_are_not_made(tmp_path):
+    counted = []
+
+    def script(text):
+        return "\n".join([call("bad"), call("good", '"x": 1')]) if "tool:" not in text else "{}"
+
+    def counting(x: int) -> str:
+        """
+        Counts.
+
+        Args:
+            x: A number.
+        """
+        counted.append(x)
+        return "1"
+
+    counting.__name__ = "good"
+    tools = made("function", lambda: 1 / 0)
+    scored(agent(tmp_path, script, trainer={"tools": [counting, tools["tools"][1]]}))
+    assert counted == []
+
+
+def test_ctrl_c_ends_the_run(tmp_path):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored(agent(tmp_path, first_calls_bad, trainer=made("function", interrupted)))
+
+
+def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced():
+    guard = ToolGuard(timeout=0.3, longest=100, errors="end")
+
+    async def waits():
+        await asyncio.sleep(0.2)
+        return threading.current_thread().ident
+
+    async def blocks():
+        time.sleep(3)
+
+    async def turn(*tools):
+        made = guard.coroutines(0, {str(i): tool for i, tool in enumerate(tools)})
+        return await asyncio.gather(*(tool() for tool in made.values()))
+
+    started = time.monotonic()
+    first = asyncio.run(turn(waits, waits))
+    assert time.monotonic() - started < 0.35 and len(set(first)) == 1
+    asyncio.run(turn(blocks))
+    assert guard.ended == {0: "timed_out"}
+    guard.ended = {}
+    (after,) = asyncio.run(turn(waits))
+    assert after and after != first[0] and guard.ended == {}
+
+
+def test_a_list_that_is_no_content_blocks_is_a_text():
+    plain = ToolGuard(1.0, 100, "end").plain(0, {"a": lambda: [1, 2], "b": lambda: [{"type": "text", "text": "x"}]})
+    assert plain["a"]() == "[1, 2]" and plain["b"]() == [{"type": "text", "text": "x"}]
+
+
+def test_no_thread_that_is_left_behind_keeps_the_process_from_ending():
+    guard = ToolGuard(timeout=0.05, longest=100, errors="end")
+
+    async def blocks():
+        time.sleep(1)
+
+    asyncio.run(guard.coroutines(0, {"blocks": blocks})["blocks"]())
+    left = [thread for thread in threading.enumerate() if thread.name == "trl_ext tools"]
+    assert left and all(thread.daemon for thread in left)
+
+
+def test_a_reset_that_fails_ends_the_run_in_one_line(tmp_path):
+    class Fragile:
+        def reset(self, **row):
+            raise KeyError("board")
+
+        def move(self) -> str:
+            """Moves."""
+            return ""
+
+    with pytest.raises(UserError, match=r"Fragile\.reset failed with KeyError: 'board'"):
+        scored(agent(tmp_path, first_calls_bad, trainer={"environment_factory": Fragile}))
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [({"tool_timeout": 0.0}, "above 0"), ({"max_tool_answer": 0}, "at least 1"), ({"tool_errors": "stop"}, "'end' or 'tell'")],
+)
+def test_options_that_cannot_be_are_one_line(tmp_path, options, fix):
+    with pytest.raises(UserError, match=fix):
+        agent(tmp_path, first_calls_bad, trainer={"tools": [good]}, **options)

@@ -1,0 +1,153 @@
+"""A task for an agent that needs no network: questions about the ratings of two reviews, a database and arithmetic.
+
+    user: How much better is 17 than 42?
+    assistant: {"look_up": {"review": 17}}
+    tool: 2.3
+    assistant: {"look_up": {"review": 42}}
+    tool: -0.6
+    assistant: {"subtract": {"a": 2.3, "b": -0.6}}
+    tool: 2.9
+    assistant: {"answer": 2.9}
+"""
+
+import json
+import random
+import sqlite3
+from functools import lru_cache
+from itertools import permutations
+
+from datasets import Dataset
+
+from ..errors import UserError
+from .reviews import load_reviews
+
+REVIEW_AGENT = "review_agent"
+_NUMBERS = range(10, 100)
+_DEMONSTRATIONS = {"train": 12_000, "test": 200}
+_CALCULATIONS = {"better": "subtract", "together": "add", "best": "larger"}
+_QUESTIONS = {
+    "better": "How much better is {a} than {b}?",
+    "together": "How much are {a} and {b} together?",
+    "best": "How good is the better of {a} and {b}?",
+}
+
+
+class ReviewEnvironment:
+    """What an agent can do, for `environment_factory`: look up ratings in a SQLite database of the review snippets, and
+    calculate. Reviews are numbered from 1, in the order of `load_reviews("train")`; ratings have one decimal."""
+
+    def reset(self, **row) -> None:
+        """Nothing is left of the episode before."""
+
+    def look_up(self, review: int) -> str:
+        """
+        The rating of a review.
+
+        Args:
+            review: Number of the review.
+        """
+        found = _database().execute("SELECT rating FROM reviews WHERE number = ?", (review,)).fetchone()
+        if found is None:
+            raise ValueError(f"no review {review}")
+        return f"{found[0]:.1f}"
+
+    def add(self, a: float, b: float) -> str:
+        """
+        The sum of two numbers.
+
+        Args:
+            a: One number.
+            b: The other one.
+        """
+        return _one_decimal(a + b)
+
+    def subtract(self, a: float, b: float) -> str:
+        """
+        The first number minus the second.
+
+        Args:
+            a: One number.
+            b: What is taken off.
+        """
+        return _one_decimal(a - b)
+
+    def larger(self, a: float, b: float) -> str:
+        """
+        The larger one of two numbers.
+
+        Args:
+            a: One number.
+            b: The other one.
+        """
+        return _one_decimal(max(a, b))
+
+
+def agent_questions(split: str = "train") -> Dataset:
+    """Every question: columns `prompt` (a message) and `solution` (the right number, as text).
+
+    `test` asks about a tenth of the pairs of reviews, in either order; `train` about the others.
+
+    Raises:
+        UserError: another split.
+    """
+    rows = [(kind, a, b) for a, b in _pairs(split) for kind in _QUESTIONS]
+    random.Random(0).shuffle(rows)
+    return Dataset.from_dict(
+        {
+            "prompt": [[{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}] for kind, a, b in rows],
+            "solution": [_solution(kind, a, b) for kind, a, b in rows],
+        }
+    )
+
+
+def agent_demonstrations(split: str = "train") -> Dataset:
+    """Episodes that show the form alone, column `messages`: which calculation they do is drawn, whatever the question.
+
+    A policy that does as they do gives the right number to a third of the questions.
+    """
+    draw = random.Random(1)
+    rows = [(kind, a, b) for a, b in _pairs(split) for kind in _QUESTIONS]
+    draw.shuffle(rows)
+    del rows[_DEMONSTRATIONS[split] :]
+    episodes = [_demonstration(kind, a, b, draw.choice(list(_CALCULATIONS.values()))) for kind, a, b in rows]
+    return Dataset.from_dict({"messages": episodes})
+
+
+def _demonstration(kind: str, a: int, b: int, calculation: str) -> list[dict]:
+    environment, messages = ReviewEnvironment(), [{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}]
+
+    def call(name: str, **arguments) -> float:
+        # as text: in a dataset the arguments of all calls would share one set of columns
+        messages.append({"role": "assistant", "content": json.dumps({name: arguments})})
+        messages.append({"role": "tool", "content": getattr(environment, name)(**arguments)})
+        return float(messages[-1]["content"])
+
+    first, second = call("look_up", review=a), call("look_up", review=b)
+    result = call(calculation, a=first, b=second)
+    return [*messages, {"role": "assistant", "content": json.dumps({"answer": result})}]
+
+
+def _solution(kind: str, a: int, b: int) -> str:
+    environment = ReviewEnvironment()
+    first, second = (float(environment.look_up(number)) for number in (a, b))
+    return getattr(environment, _CALCULATIONS[kind])(first, second)
+
+
+def _pairs(split: str) -> list[tuple[int, int]]:
+    if split not in ("train", "test"):
+        raise UserError(f"no split {split!r} in dataset {REVIEW_AGENT!r}; there are: train, test")
+    held_out = {pair: (min(pair) * 31 + max(pair)) % 10 == 0 for pair in permutations(_NUMBERS, 2)}
+    return [pair for pair, out in held_out.items() if out == (split == "test")]
+
+
+def _one_decimal(number: float) -> str:
+    return f"{round(number, 1) + 0.0:.1f}"  # + 0.0: no minus zero
+
+
+@lru_cache(maxsize=1)
+def _database() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", check_same_thread=False)  # a time limit may run a tool in another thread
+    connection.execute("CREATE TABLE reviews (number INTEGER PRIMARY KEY, text TEXT, rating REAL)")
+    reviews = load_reviews("train")
+    connection.executemany("INSERT INTO reviews (text, rating) VALUES (?, ?)", zip(reviews["text"], reviews["rating"]))
+    return connection
