@@ -21,7 +21,14 @@ from trl_ext import (
     train,
 )
 from trl_ext.compat import build_ppo_trainer, ppo_classes
-from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_policy_and_tokenizer, parse
+from trl_ext.configuration import (
+    RLScriptArguments,
+    building,
+    cli_errors,
+    load_policy_and_tokenizer,
+    load_value_model,
+    parse,
+)
 from trl_ext.data import load_prompts
 from trl_ext.reporting.finish import finish_run
 from trl_ext.trainers.stopping_options import stopping_of
@@ -57,6 +64,7 @@ def main(args: list[str] | None = None) -> None:
             rescore_every=script_args.rescore_every,
         )
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
+        value_model = load_value_model(script_args.value_model_name_or_path, model_args, tokenizer)
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
         checkpoints = CheckpointHealthCallback(on_critical=script_args.on_critical)
         console = ConsoleCallback(reward_funcs, samples_every=script_args.samples_every)
@@ -70,6 +78,7 @@ def main(args: list[str] | None = None) -> None:
             peft_config=get_peft_config(model_args),
             callbacks=[monitor, reliability, checkpoints, console, *stopping],
             eval_dataset=eval_dataset,
+            value_model=value_model,
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)

@@ -42,7 +42,7 @@ def ppo_classes(implementation: str | None = None) -> tuple[type, type]:
 
 def build_ppo_trainer(
     args, model, processing_class, train_dataset, reward_funcs, reward_weights=None, peft_config=None, callbacks=None,
-    eval_dataset=None,
+    eval_dataset=None, value_model=None,
 ):  # fmt: skip
     """The PPO trainer that `args` belongs to, from what the current trainer takes: prompts and reward functions.
 
@@ -53,13 +53,14 @@ def build_ppo_trainer(
         args: a `PPOConfig` of either kind (see `ppo_classes`).
         train_dataset (`Dataset`): with a `prompt` column.
         reward_funcs (`list[Callable]`), reward_weights (`list[float]`, *optional*): as for `trl.GRPOTrainer`.
+        value_model (`nn.Module`, *optional*): of its own; by default a head on the policy, with stock PPO a copy of its body.
         eval_dataset (`Dataset`, *optional*): held-out prompts; stock PPO does not evaluate and takes none.
     """
     if isinstance(args, OurPPOConfig):
         args.reward_weights = reward_weights
         return OurPPOTrainer(
             args, processing_class, model, reward_funcs=reward_funcs, train_dataset=train_dataset,
-            eval_dataset=eval_dataset, peft_config=peft_config, callbacks=callbacks,
+            eval_dataset=eval_dataset, value_model=value_model, peft_config=peft_config, callbacks=callbacks,
         )  # fmt: skip
     require_divisible(
         "Rollouts of a process",
@@ -75,7 +76,7 @@ def build_ppo_trainer(
     return STOCK.PPOTrainer(
         args, processing_class, model, None,
         as_reward_model(reward_funcs, processing_class, reward_weights=reward_weights, prompt_length=width),
-        tokenised, value_model_of(model), eval_dataset=tokenised.select(range(min(8, len(tokenised)))),
+        tokenised, value_model or value_model_of(model), eval_dataset=tokenised.select(range(min(8, len(tokenised)))),
         peft_config=peft_config, callbacks=callbacks,
     )  # fmt: skip
 

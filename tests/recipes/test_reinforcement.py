@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from reinforcement_runs import ROOT, run, start, without_clocks
+from safetensors.torch import load_file
 
 RECIPES = ("ppo", "reinforce_loo")
 
@@ -35,6 +37,21 @@ def test_the_same_seed_gives_the_same_metrics_and_another_seed_does_not(tmp_path
     )
     assert first == again
     assert first != other
+
+
+@pytest.mark.current_trl
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_value_network_of_its_own_is_named_in_the_options(tmp_path, recipe):
+    words = ["--value_model_name_or_path", "trl_ext/tiny", *(["--baseline", "value"] if recipe != "ppo" else [])]
+    rows = run(recipe, tmp_path, *words)
+    saved = load_file(tmp_path / "value_function.safetensors")
+    body = load_file(ROOT / "trl_ext" / "tiny" / "model.safetensors")
+    assert saved["value_model.score.weight"].any()  # it began at zero, and learned
+    name = "model.layers.0.mlp.up_proj.weight"
+    learned, began = saved[f"value_model.{name}"], body[name].float()
+    assert not torch.equal(learned, began) and torch.allclose(learned, began, atol=0.05)
+    values = [row["value/mean"] for row in rows if "value/mean" in row]
+    assert values[0] == 0.0 and values[-1] != 0.0
 
 
 @pytest.mark.parametrize("recipe", [pytest.param("ppo", marks=pytest.mark.current_trl), "reinforce_loo"])
@@ -113,7 +130,11 @@ BAD_INPUT = {
     "a probe set that is not there": ("ppo", ["--probe_set", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
     "patience for nothing": ("ppo", ["--patience", "0"], "patience=0: set it to 1 or more"),
     "an improvement nobody waits for": ("ppo", ["--min_improvement", "0.1"], "set patience to a number of values"),
-    "a negative improvement": ("ppo", ["--patience", "2", "--min_improvement", "-1"], "min_improvement=-1.0: set it to"),
+    "a negative improvement": (
+        "ppo",
+        ["--patience", "2", "--min_improvement", "-1"],
+        "min_improvement=-1.0: set it to",
+    ),
     "no validations": ("ppo", ["--patience", "2", "--best_metric", "eval_kl"], "set validation_frequency, or best_met"),
     "a budget of no time": ("ppo", ["--time_budget", "0"], "time_budget=0.0 is no number of hours above 0"),
     "two ways to evaluate": (
@@ -136,6 +157,12 @@ BAD_INPUT = {
         ["--patience", "2", "--metric_for_best_model", "loss"],
         "drop metric_for_best_model",
     ),
+    "a value network for nothing": (
+        "reinforce_loo",
+        ["--value_model_name_or_path", "trl_ext/tiny"],
+        "baseline='loo' has no use for",
+    ),
+    "a value network that is not there": ("ppo", ["--value_model_name_or_path", "nowhere/at/all"], "no model 'nowhere"),
     "a reward that is a word": ("reinforce_loo", ["--reward_funcs", "{rewards}:words"], "words"),
 }
 

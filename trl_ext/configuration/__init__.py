@@ -10,7 +10,7 @@ def main(args=None):
 
 from .arguments import RLScriptArguments
 from .mistakes import building, cli_errors, model_path, one_line
-from .models import load_policy_and_tokenizer
+from .models import load_policy_and_tokenizer, load_value_model
 from .parser import parse
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "building",
     "cli_errors",
     "load_policy_and_tokenizer",
+    "load_value_model",
     "model_path",
     "one_line",
     "parse",

@@ -34,6 +34,13 @@ class RLScriptArguments:
     on_critical: str = field(
         default="warn", metadata={"help": "On a critical alert: `warn`, or `stop` to save a checkpoint and stop."}
     )
+    value_model_name_or_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "A value network of its own, for PPO and baseline='value': a folder or hub id whose body it starts "
+            "from, often the policy's. Default: a head on the policy (stock PPO: a copy of the policy's body)."
+        },
+    )
     samples_every: int = field(default=100, metadata={"help": "Steps between two tables of sample completions."})
     patience: int | None = field(
         default=None,

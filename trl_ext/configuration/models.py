@@ -1,6 +1,8 @@
 """The policy and its tokenizer, from TRL's `ModelConfig`."""
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl import get_quantization_config
 
 from .mistakes import model_path
@@ -25,3 +27,30 @@ def load_policy_and_tokenizer(model_args, trust_remote_code: bool = False):
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def load_value_model(name_or_path: str | None, model_args: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
+    """A value network: the body of that model and a scalar `score` head, which starts at zero unless the folder has one.
+
+    Values then start at 0, so that the first advantages are those of plain REINFORCE. `None` for no name.
+
+    Args:
+        name_or_path: a folder, a hub id or `trl_ext/tiny`.
+        model_args: TRL's `ModelConfig`; its dtype and attention are the value network's as well.
+    Raises:
+        UserError: no such model.
+    """
+    if name_or_path is None:
+        return None
+    model, loading = AutoModelForSequenceClassification.from_pretrained(
+        model_path(name_or_path),
+        num_labels=1,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=model_args.dtype,
+        attn_implementation=model_args.attn_implementation,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+    )
+    if any(key.startswith("score.") for key in loading["missing_keys"]):
+        model.score.weight.data.zero_()
+    return model

@@ -1,13 +1,13 @@
 """A task for an agent that needs no network: questions about the ratings of two reviews, a database and arithmetic.
 
-    user: How much better is 17 than 42?
-    assistant: {"look_up": {"review": 17}}
-    tool: 2.3
-    assistant: {"look_up": {"review": 42}}
-    tool: -0.6
-    assistant: {"subtract": {"a": 2.3, "b": -0.6}}
-    tool: 2.9
-    assistant: {"answer": 2.9}
+user: How much better is 17 than 42?
+assistant: {"look_up": {"review": 17}}
+tool: 2.3
+assistant: {"look_up": {"review": 42}}
+tool: -0.6
+assistant: {"subtract": {"a": 2.3, "b": -0.6}}
+tool: 2.9
+assistant: {"answer": 2.9}
 """
 
 import json

@@ -72,6 +72,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
 
     def __init__(self, model, reward_funcs=None, args=None, *positional, ref_model=None, value_model=None, **kwargs):
         args = args or ReinforceLOOConfig()
+        if value_model is not None and args.baseline != "value":
+            raise UserError(f"a value model is given, which baseline={args.baseline!r} has no use for: set 'value'.")
         self._scoring: Any = None  # while a batch is scored: what the base class computed on the way
         self._last_forward: Any = None  # (per_token_logps, values) of the last forward outside scoring
         peft = is_peft(model, kwargs.get("peft_config"))
