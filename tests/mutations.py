@@ -342,7 +342,6 @@ MUTATIONS = [
     (LOO, "self._kl.load_state_dict(state", "dict(state", FOLLOWING),
     (LOO, "self._baseline.load_state_dict(state", "dict(state", FOLLOWING),
     (PREFLIGHT + "alignment.py", "logits[len(prompt) - 1 : -1]", "logits[len(prompt) :]", PREFLIGHTS),
-    (PREFLIGHT + "alignment.py", "        subject.policy.train()\n", "", PREFLIGHTS),
     (PREFLIGHT + "masks.py", "learns & ~expected", "learns & expected & ~expected", PREFLIGHTS),
     (PREFLIGHT + "masks.py", "expected & ~learns", "expected & ~expected", PREFLIGHTS),
     (PREFLIGHT + "masks.py", "bool(mask[:, -1].all())", "True", PREFLIGHTS),

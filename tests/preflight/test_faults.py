@@ -20,7 +20,7 @@ from subjects import (
     sft,
 )
 from tokenizers import processors
-from trainer_builders import absolute_policy, policy
+from trainer_builders import absolute_policy, fixed_rollouts, policy
 from transformers import PrinterCallback
 
 from trl_ext.errors import UserError
@@ -102,8 +102,6 @@ def injured(trainer, change):
 
 def ending(tmp_path, **options):
     """Completions of several lengths, some of which end by themselves."""
-    from trainer_builders import fixed_rollouts
-
     return loo(tmp_path, trainer={"rollout_func": fixed_rollouts(eos_every=2)}, **options)
 
 
@@ -133,8 +131,9 @@ def test_prompts_padded_on_the_right_or_masked_inside_are_found(tmp_path):
         output["prompt_mask"] = output["prompt_mask"].clone()
         output["prompt_mask"][:, -2] = 0
 
-    for change in (right, inside):
-        assert looked_at(injured(loo(tmp_path), change), "masks")["prompt"].status == FAIL
+    for change, told in ((right, "do not end where completions begin"), (inside, "masked in the middle")):
+        found = looked_at(injured(loo(tmp_path), change), "masks")["prompt"]
+        assert found.status == FAIL and told in found.message
 
 
 def test_a_loss_on_other_tokens_than_those_of_the_mask_is_found(tmp_path):
@@ -148,6 +147,25 @@ def test_a_loss_on_other_tokens_than_those_of_the_mask_is_found(tmp_path):
     trainer._compute_loss = shifted
     found = looked_at(trainer, "masks")["learning"]
     assert found.status == FAIL and found.numbers["should_learn_and_do_not"] > 0
+
+
+def with_answers(prompts, trainer):
+    """Every third token is a tool's."""
+    output = fixed_rollouts(eos_every=2)(prompts, trainer)
+    output["env_mask"] = [[int(at % 3 != 1) for at in range(len(ids))] for ids in output["completion_ids"]]
+    return output
+
+
+def test_answers_of_tools_that_are_trained_are_found(tmp_path):
+    assert looked_at(loo(tmp_path, trainer={"rollout_func": with_answers}), "masks")["learning"].status == PASS
+    trainer = loo(tmp_path, trainer={"rollout_func": with_answers})
+    original = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: original(
+        model, inputs | {"tool_mask": torch.ones_like(inputs["tool_mask"])}
+    )
+    found = looked_at(trainer, "masks")["learning"]
+    assert found.status == FAIL
+    assert found.numbers["learn_and_should_not"] > 0 and found.numbers["should_learn_and_do_not"] == 0
 
 
 def test_a_mask_of_json_actions_on_a_policy_that_writes_none_is_found(tmp_path):

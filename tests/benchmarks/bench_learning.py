@@ -1,0 +1,210 @@
+"""Reward against samples: our trainers and TRL's, each at its own best learning rate, over five seeds.
+
+    python tests/benchmarks/bench_learning.py --stock-python .venv-trl112/bin/python --jobs 2
+    python tests/benchmarks/bench_learning.py --plot-only
+
+Two tasks (learning/tasks.py), 64 completions a step, 120 steps. Learning rates are chosen on seeds of their own by what
+all trainers maximise: reward less beta x KL, of 256 held-out prompts. Table and picture are of seeds that had no
+part in the choice. Runs are kept in a file: a second call makes those that are missing.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TRAINERS = {
+    "reinforce_loo": "REINFORCE-LOO", "reinforce_loo_value": "REINFORCE, value head", "ppo": "PPO",
+    "grpo": "stock GRPO", "rloo": "stock RLOO", "stock_ppo": "stock PPO 1.12",
+}  # fmt: skip
+COLOURS = {"reinforce_loo": "#1f77b4", "reinforce_loo_value": "#17becf", "ppo": "#9467bd", "grpo": "#ff7f0e",
+           "rloo": "#d62728", "stock_ppo": "#7f7f7f"}  # fmt: skip
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's, two-sided, by number of seeds
+KEY = ("task", "trainer", "lr", "seed", "steps")
+
+
+# Runs --------------------------------------------------------------------------------------------------------------
+
+
+class Runs:
+    """The file of all runs, one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.all = {key_of(row): row for row in map(json.loads, lines)}
+
+    def add(self, row: dict[str, Any]) -> None:
+        with self._lock:
+            self.all[key_of(row)] = row
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def of(self, task: str, trainer: str, seeds: tuple, lr: float | None = None) -> list[dict[str, Any]]:
+        return [row for row in self.all.values() if row["task"] == task and row["trainer"] == trainer
+                and row["seed"] in seeds and lr in (None, row["lr"])]  # fmt: skip
+
+
+def key_of(row: dict[str, Any]) -> tuple:
+    return tuple(row[name] for name in KEY)
+
+
+def make(runs: Runs, wanted: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    missing = [row for row in wanted if key_of(row) not in runs.all]
+    print(f"{len(missing)} of {len(wanted)} runs to make, {options.jobs} at once", flush=True)
+
+    def one(row: dict[str, Any]) -> None:
+        python, environment = command_of(row["trainer"], options)
+        done = subprocess.run([python, "-W", "ignore", str(HERE / "learning" / "one_run.py"),
+                               json.dumps(row | {"folder": str(options.folder)})],
+                              capture_output=True, text=True, env=environment)  # fmt: skip
+        name = f"{row['task']} {row['trainer']} {row['lr']:g} seed {row['seed']}"
+        if done.returncode:
+            print(f"{name} FAILED: {(done.stderr.strip().splitlines() or ['no word'])[-1][:300]}", flush=True)
+            return
+        result = json.loads(done.stdout.strip().splitlines()[-1])
+        result.pop("folder")
+        runs.add(result)
+        print(f"{name}: reward {result['reward']:.3f}, KL {result['kl']:.1f}, {result['seconds']:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(one, missing))
+
+
+def command_of(trainer: str, options: argparse.Namespace) -> tuple[str, dict[str, str]]:
+    root = str(HERE.parents[1])
+    stock = trainer == "stock_ppo"
+    search = [options.stock_path] if stock and options.stock_path else []
+    path = os.pathsep.join([*search, root, os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+                                "CUDA_VISIBLE_DEVICES": "", "TRL_EXPERIMENTAL_SILENCE": "1"}  # fmt: skip
+    return (options.stock_python if stock and options.stock_python else sys.executable), environment
+
+
+def wanted(
+    options: argparse.Namespace, seeds: tuple, rates: dict[tuple[str, str], list[float]]
+) -> list[dict[str, Any]]:
+    """Seed by seed, so that an end in the middle leaves whole comparisons."""
+    return [
+        {"task": task, "trainer": trainer, "lr": rate, "seed": seed, "steps": options.steps}
+        for seed in seeds for task in options.tasks for trainer in options.trainers
+        for rate in rates[task, trainer]
+    ]  # fmt: skip
+
+
+def best_rate(runs: Runs, task: str, trainer: str) -> float | None:
+    """That whose mean objective over the tuning seeds is highest."""
+    rows = runs.of(task, trainer, TUNING)
+    rates = sorted({row["lr"] for row in rows})
+    means = {rate: statistics.mean(r["objective"] for r in rows if r["lr"] == rate) for rate in rates}
+    return max(means, key=means.__getitem__) if means else None
+
+
+# Results -----------------------------------------------------------------------------------------------------------
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Mean, and half of its 95% confidence interval by Student's t; 0 for a single value."""
+    if len(values) < 2:
+        return values[0], 0.0
+    return statistics.mean(values), T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def table(runs: Runs, task: str, trainers: list[str]) -> list[str]:
+    lines = [f"### {task}", "", "| trainer | learning rate | reward | KL | reward - beta x KL | seeds |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    found = []
+    for trainer in trainers:
+        rate = best_rate(runs, task, trainer)
+        rows = [] if rate is None else runs.of(task, trainer, REPORTED, rate)
+        if rows:
+            columns = {name: interval([row[name] for row in rows]) for name in ("reward", "kl", "objective")}
+            found.append((columns["objective"][0], trainer, rate, columns, len(rows)))
+    for _, trainer, rate, columns, count in sorted(found, reverse=True, key=lambda row: row[0]):
+        cells = " | ".join(f"{mean:.3f} ± {half:.3f}" for mean, half in columns.values())
+        lines.append(f"| {TRAINERS[trainer]} | {rate:g} | {cells} | {count} |")
+    return [*lines, ""]
+
+
+def smooth(values: list[float], width: int = 9) -> list[float]:
+    """Moving average over the last `width`."""
+    return [statistics.mean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
+
+
+def plot(runs: Runs, options: argparse.Namespace) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(options.tasks), figsize=(6 * len(options.tasks), 4), squeeze=False)
+    for panel, task in zip(panels[0], options.tasks, strict=True):
+        for trainer in options.trainers:
+            rate = best_rate(runs, task, trainer)
+            rows = [] if rate is None else runs.of(task, trainer, REPORTED, rate)
+            if not rows:
+                continue
+            curves = [smooth(row["curve"]) for row in rows]
+            mean = [statistics.mean(point) for point in zip(*curves, strict=True)]
+            low, high = ([f(point) for point in zip(*curves, strict=True)] for f in (min, max))
+            samples = [64 * (i + 1) for i in range(len(mean))]
+            ours = not trainer.startswith(("stock", "grpo", "rloo"))
+            label = f"{TRAINERS[trainer]} ({rate:g})"
+            panel.plot(samples, mean, color=COLOURS[trainer], label=label, linewidth=2 if ours else 1.3,
+                       linestyle="-" if ours else "--")  # fmt: skip
+            panel.fill_between(samples, low, high, color=COLOURS[trainer], alpha=0.12, linewidth=0)
+        panel.set(title=f"{task}: mean and range over {len(REPORTED)} seeds", xlabel="completions", ylabel="reward")
+        panel.grid(alpha=0.25)
+        panel.legend(fontsize=8, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(options.picture, dpi=80)
+    print(f"written: {options.picture}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, one thread each")
+    parser.add_argument("--tasks", nargs="+", default=["review", "json"], choices=["review", "json"])
+    parser.add_argument("--trainers", nargs="+", default=list(TRAINERS), choices=list(TRAINERS))
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--stock-python", help="a Python with trl 1.12, for stock PPO")
+    parser.add_argument("--stock-path", help="a folder with trl 1.12, put before the present Python's packages")
+    parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--results", type=Path, help="the file of runs; by default in --folder")
+    parser.add_argument("--picture", type=Path, help="by default in --folder")
+    parser.add_argument("--plot-only", action="store_true")
+    options = parser.parse_args()
+    if not (options.stock_python or options.stock_path) and not options.plot_only:
+        options.trainers = [name for name in options.trainers if name != "stock_ppo"]
+    options.folder = options.folder.resolve()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    options.picture = options.picture or options.folder / "learning.png"
+    runs = Runs(options.results or options.folder / "runs.jsonl")
+    if not options.plot_only:
+        sys.path.insert(0, str(HERE / "learning"))
+        from tasks import start
+
+        for task in options.tasks:
+            start(task, options.folder)  # once, before many would
+        every = {(task, trainer): list(RATES) for task in options.tasks for trainer in options.trainers}
+        make(runs, wanted(options, TUNING, every), options)
+        chosen = {of: [rate] if (rate := best_rate(runs, *of)) else [] for of in every}
+        make(runs, wanted(options, REPORTED, chosen), options)
+    lines = [line for task in options.tasks for line in table(runs, task, options.trainers)]
+    (options.folder / "learning.md").write_text("\n".join(lines))
+    print("\n".join(lines))
+    plot(runs, options)
+
+
+if __name__ == "__main__":
+    main()
