@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_learning.py --stock-python .venv-trl112/bin/python --jobs 2
     python tests/benchmarks/bench_learning.py --plot-only
 
-Two tasks (learning/tasks.py), 64 completions a step, 120 steps. Learning rates are chosen on seeds of their own by what
+Two tasks (learning/tasks.py), 64 completions a step. Learning rates are chosen on seeds of their own by what
 all trainers maximise: reward less beta x KL, of 256 held-out prompts. Table and picture are of seeds that had no
 part in the choice. Runs are kept in a file: a second call makes those that are missing.
 """
@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "learning"), str(HERE.parents[1])]
+from tasks import TASKS, start  # noqa: E402 - a script: it finds its parts beside itself
+
 TRAINERS = {
-    "reinforce_loo": "REINFORCE-LOO", "reinforce_loo_value": "REINFORCE, value head", "ppo": "PPO",
-    "grpo": "stock GRPO", "rloo": "stock RLOO", "stock_ppo": "stock PPO 1.12",
+    "reinforce_loo": "REINFORCE-LOO", "reinforce_loo_value": "REINFORCE, value head", "ppo": "PPO, value head",
+    "ppo_network": "PPO, value network", "grpo": "stock GRPO", "rloo": "stock RLOO", "stock_ppo": "stock PPO 1.12",
 }  # fmt: skip
-COLOURS = {"reinforce_loo": "#1f77b4", "reinforce_loo_value": "#17becf", "ppo": "#9467bd", "grpo": "#ff7f0e",
-           "rloo": "#d62728", "stock_ppo": "#7f7f7f"}  # fmt: skip
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+COLOURS = {"reinforce_loo": "#1f77b4", "reinforce_loo_value": "#17becf", "ppo": "#9467bd",
+           "ppo_network": "#2ca02c", "grpo": "#ff7f0e", "rloo": "#d62728", "stock_ppo": "#7f7f7f"}  # fmt: skip
 TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's, two-sided, by number of seeds
 KEY = ("task", "trainer", "lr", "seed", "steps")
@@ -61,6 +63,7 @@ def key_of(row: dict[str, Any]) -> tuple:
 
 def make(runs: Runs, wanted: list[dict[str, Any]], options: argparse.Namespace) -> None:
     missing = [row for row in wanted if key_of(row) not in runs.all]
+    missing.sort(key=lambda row: row["trainer"] != "stock_ppo")  # the slowest first, so that none is left alone
     print(f"{len(missing)} of {len(wanted)} runs to make, {options.jobs} at once", flush=True)
 
     def one(row: dict[str, Any]) -> None:
@@ -91,15 +94,23 @@ def command_of(trainer: str, options: argparse.Namespace) -> tuple[str, dict[str
     return (options.stock_python if stock and options.stock_python else sys.executable), environment
 
 
-def wanted(
-    options: argparse.Namespace, seeds: tuple, rates: dict[tuple[str, str], list[float]]
-) -> list[dict[str, Any]]:
-    """Seed by seed, so that an end in the middle leaves whole comparisons."""
-    return [
-        {"task": task, "trainer": trainer, "lr": rate, "seed": seed, "steps": options.steps}
-        for seed in seeds for task in options.tasks for trainer in options.trainers
-        for rate in rates[task, trainer]
-    ]  # fmt: skip
+def tuning(runs: Runs, task: str, options: argparse.Namespace) -> list[dict]:
+    """The runs that learning rates are chosen from."""
+    return [run_of(task, trainer, rate, seed, options) for seed in TUNING for trainer in options.trainers
+            for rate in TASKS[task].rates]  # fmt: skip
+
+
+def reported(runs: Runs, task: str, options: argparse.Namespace) -> list[dict]:
+    """The runs that count, of the trainers whose rate is chosen; none as long as a tuning run is missing."""
+    if any(key_of(row) not in runs.all for row in tuning(runs, task, options)):
+        return []
+    return [run_of(task, trainer, best_rate(runs, task, trainer), seed, options) for seed in REPORTED
+            for trainer in options.trainers]  # fmt: skip
+
+
+def run_of(task: str, trainer: str, rate: float | None, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    steps = options.steps or TASKS[task].steps
+    return {"task": task, "trainer": trainer, "lr": rate, "seed": seed, "steps": steps}
 
 
 def best_rate(runs: Runs, task: str, trainer: str) -> float | None:
@@ -176,7 +187,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, one thread each")
     parser.add_argument("--tasks", nargs="+", default=["review", "json"], choices=["review", "json"])
     parser.add_argument("--trainers", nargs="+", default=list(TRAINERS), choices=list(TRAINERS))
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, help="by default those of the task")
     parser.add_argument("--stock-python", help="a Python with trl 1.12, for stock PPO")
     parser.add_argument("--stock-path", help="a folder with trl 1.12, put before the present Python's packages")
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
@@ -191,15 +202,11 @@ def main() -> None:
     options.picture = options.picture or options.folder / "learning.png"
     runs = Runs(options.results or options.folder / "runs.jsonl")
     if not options.plot_only:
-        sys.path.insert(0, str(HERE / "learning"))
-        from tasks import start
-
         for task in options.tasks:
             start(task, options.folder)  # once, before many would
-        every = {(task, trainer): list(RATES) for task in options.tasks for trainer in options.trainers}
-        make(runs, wanted(options, TUNING, every), options)
-        chosen = {of: [rate] if (rate := best_rate(runs, *of)) else [] for of in every}
-        make(runs, wanted(options, REPORTED, chosen), options)
+        for _ in range(2):  # what is reported may have to wait for what it rests on
+            make(runs, [row for task in options.tasks for kind in (tuning, reported)
+                        for row in kind(runs, task, options)], options)  # fmt: skip
     lines = [line for task in options.tasks for line in table(runs, task, options.trainers)]
     (options.folder / "learning.md").write_text("\n".join(lines))
     print("\n".join(lines))

@@ -20,7 +20,7 @@ from tasks import TASKS, prompts, reward_of, start
 from trl_ext.configuration.mistakes import one_line
 
 BATCH, GENERATIONS = 64, 8
-HELD_OUT = 256
+HELD_OUT, SAMPLES = 256, 4
 COMMON = {
     "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1, "report_to": "none", "use_cpu": True,
     "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no", "temperature": 1.0,
@@ -47,16 +47,17 @@ def build(name: str, task: str, lr: float, seed: int, steps: int, folder: str, b
     model = AutoModelForCausalLM.from_pretrained(begin, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(begin, padding_side="left")
     data = Dataset.from_dict({"prompt": prompts(task, "train")})
-    tokens, beta = TASKS[task]
+    tokens, beta = TASKS[task].tokens, TASKS[task].beta
     options = COMMON | {"output_dir": folder, "learning_rate": lr, "seed": seed}
-    if name in ("ppo", "stock_ppo"):
-        from trl_ext.compat import build_ppo_trainer, ppo_classes
+    if "ppo" in name:
+        from trl_ext.compat import build_ppo_trainer, ppo_classes, value_model_of
 
         config_class, _ = ppo_classes("stock" if name == "stock_ppo" else "trl_ext")
         args = config_class(**options, total_episodes=BATCH * steps, response_length=tokens, stop_token="eos",
                             kl_coef=beta, vf_coef=1.0, num_ppo_epochs=2, num_mini_batches=1,
                             num_sample_generations=0)  # fmt: skip
-        return build_ppo_trainer(args, model, tokenizer, data, [reward])
+        network = value_model_of(model) if name == "ppo_network" else None  # as stock PPO has
+        return build_ppo_trainer(args, model, tokenizer, data, [reward], value_model=network)
     grouped = options | {
         "max_steps": steps,
         "num_generations": GENERATIONS,
@@ -78,7 +79,7 @@ def build(name: str, task: str, lr: float, seed: int, steps: int, folder: str, b
 
 @torch.no_grad()
 def evaluate(policy: Any, begin: str, task: str, reward: Any) -> dict[str, float]:
-    """The same for every trainer: one completion of each held-out prompt, at one seed, by Transformers alone."""
+    """The same for every trainer: four completions of each held-out prompt, at one seed, by Transformers alone."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     reference = AutoModelForCausalLM.from_pretrained(begin, dtype=torch.float32).eval()
@@ -87,7 +88,7 @@ def evaluate(policy: Any, begin: str, task: str, reward: Any) -> dict[str, float
     torch.manual_seed(12345)
     rewards: list[float] = []
     divergences: list[float] = []
-    asked = prompts(task, "test")[:HELD_OUT]
+    asked = prompts(task, "test")[:HELD_OUT] * SAMPLES
     for at in range(0, len(asked), BATCH):
         batch = tokenizer(asked[at : at + BATCH], return_tensors="pt", padding=True)
         made = policy.generate(**batch, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,

@@ -29,14 +29,19 @@ class Task(NamedTuple):
     """
     Attributes:
         tokens: the longest completion.
-        beta: coefficient of the KL, the same for every trainer.
+        beta: coefficient of the KL, the same for every trainer. The JSON task has none, as is usual where a reward can
+            be verified: there all maximise the reward alone.
+        steps: of 64 completions.
+        rates: learning rates that are tried.
     """
 
     tokens: int
     beta: float
+    steps: int
+    rates: tuple[float, ...]
 
 
-TASKS = {"review": Task(24, 0.05), "json": Task(48, 0.02)}
+TASKS = {"review": Task(24, 0.05, 120, (1e-4, 2e-4, 3e-4, 1e-3)), "json": Task(48, 0.0, 80, (1e-4, 3e-4, 1e-3))}
 
 
 def prompts(task: str, split: str) -> list[str]:
