@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from trl_ext.cli.checkpoint import add_checkpoint
+from trl_ext.cli.config import add_config
 from trl_ext.cli.output import complain
 from trl_ext.cli.replay import add_replay
 from trl_ext.cli.rewards import add_rewards
@@ -33,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trl-ext", description="Tools for runs of TRL.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_checkpoint(commands)
+    add_config(commands)
     add_replay(commands)
     add_rewards(commands)
     return parser

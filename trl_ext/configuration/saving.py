@@ -88,9 +88,7 @@ def options_given(config: Any) -> dict[str, Any]:
                 raise UserError(
                     f"{field.name} holds {error}: set {field.name} to None before writing, and again after reading"
                 ) from None
-    return {
-        name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])
-    }
+    return {name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])}
 
 
 def to_yaml(config: Any, path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> str:
