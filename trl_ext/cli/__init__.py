@@ -11,6 +11,7 @@ from trl_ext.cli.config import add_config
 from trl_ext.cli.output import complain
 from trl_ext.cli.replay import add_replay
 from trl_ext.cli.rewards import add_rewards
+from trl_ext.cli.sweep import add_sweep
 from trl_ext.errors import UserError
 
 
@@ -37,4 +38,5 @@ def _parser() -> argparse.ArgumentParser:
     add_config(commands)
     add_replay(commands)
     add_rewards(commands)
+    add_sweep(commands)
     return parser
