@@ -29,8 +29,9 @@ from trl_ext.strict_yaml import dump_yaml, read_yaml
 CPU = {"use_cpu": True, "bf16": False, "output_dir": "runs/x"}
 OURS, THEIRS = (ReinforceLOOConfig, PPOConfig), (GRPOConfig, RLOOConfig, SFTConfig, RewardConfig, DPOConfig)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
-    ["no", "yes", "null", "~", "1e-5", "-.5e3", "0x1f", "1_000", "12:30", "2026-01-01", "=", "<<", "a: b", "# x", "", " x",
-     "x\n\ny ", "\x85", "\u2028", "é", "日本", "\U0001f600", "{a", "[", "'", '"', "\\n", "true", "0o7", "1.", ".inf", "-"]
+    ["no", "yes", "null", "~", "1e-5", "-.5e3", "0x1f", "1_000", "12:30", "2026-01-01", "=", "<<", "a: b", "# x", "",
+     " x", "x\n\ny ", "\x85", "\u2028", "é", "日本", "\U0001f600", "{a", "[", "'", '"', "\\n", "true", "0o7",
+     "1.", ".inf", "-"]
 )  # fmt: skip
 SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | TEXT
 VALUES = st.recursive(

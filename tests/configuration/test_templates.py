@@ -61,7 +61,7 @@ def test_the_templates_of_dpo_are_read_by_trls_own_classes(name):
 
 
 def test_every_template_has_the_same_three_sizes_and_says_what_it_is_for(capsys):
-    assert template_names() == dict.fromkeys(TRAINERS.values(), ["debug", "small", "full"])
+    assert template_names() == {trainer: ["debug", "small", "full"] for trainer in TRAINERS.values()}
     assert trl_ext_command(["config", "list"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(tuple(TRAINERS.values()))]
     assert len(lines) == 15 and all(len(line.split()) > 6 for line in lines)

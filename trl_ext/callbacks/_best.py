@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerState

@@ -16,7 +16,9 @@ def add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "command again goes on where it was ended, in whatever way.",
         epilog="Exit code: 0; 1 when no job gave a value; 2 for wrong input; 130 after Ctrl-C.",
     )
-    command.add_argument("file", metavar="SWEEP.yaml", help="recipe, config, parameters, metric, output_dir, method ...")
+    command.add_argument(
+        "file", metavar="SWEEP.yaml", help="recipe, config, parameters, metric, output_dir, method ..."
+    )
     command.add_argument("--dry-run", action="store_true", help="list the jobs and run none")
     command.add_argument("--json", action="store_true", help="the results as one JSON object")
     command.set_defaults(run=_sweep)

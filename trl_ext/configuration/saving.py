@@ -2,8 +2,8 @@
 
     to_yaml(args, "run.yaml"); args = from_yaml(ReinforceLOOConfig, "run.yaml", learning_rate=1e-5)
 
-Any dataclass of options will do, TRL's and Transformers' too. A file holds what differs from the defaults, and who wrote
-it; a recipe takes it as it is: `--config run.yaml`.
+Any dataclass of options will do, TRL's and Transformers' too. A file holds what differs from the defaults, and who
+wrote it; a recipe takes it as it is: `--config run.yaml`.
 """
 
 import dataclasses
@@ -49,6 +49,19 @@ class SavedConfig:
     def to_json(self, path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> str:
         """See `trl_ext.configuration.saving.to_json`."""
         return to_json(self, path, overwrite)
+
+    def print_summary(
+        self,
+        model: Any = None,
+        dataset_size: int | None = None,
+        prompt_length: int | None = None,
+        peft_config: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        """See `trl_ext.configuration.summary.print_summary`."""
+        from .summary import print_summary
+
+        print_summary(self, model, dataset_size, prompt_length, peft_config, dtype)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], **overrides: Any):

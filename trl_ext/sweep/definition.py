@@ -130,4 +130,6 @@ def _check(path: str | os.PathLike[str], sweep: Sweep) -> None:
         raise UserError(f"{path}: seed is in parameters and seeds is given: keep one of them")
     for name, parameter in sweep.parameters.items():
         if sweep.method == "grid" and not parameter.values:
-            raise UserError(f"{path}: parameters: {name}: a grid needs values: a list, or min and max with step or points")
+            raise UserError(
+                f"{path}: parameters: {name}: a grid needs values: a list, or min and max with step or points"
+            )

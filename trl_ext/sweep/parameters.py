@@ -72,7 +72,9 @@ def _range(where: str, content: dict[str, Any]) -> Parameter:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
             raise UserError(f"{where}: unknown key {str(key)!r}; "
                             + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(_KEYS)}"))  # fmt: skip
-    low, high, step, points = (content.get(key) for key in ("min", "max", "step", "points"))
+    low: Any = content.get("min")
+    high: Any = content.get("max")
+    step, points = content.get("step"), content.get("points")
     whole, log = content.get("int", False), content.get("log", False)
     for key, value in (("int", whole), ("log", log)):
         if type(value) is not bool:

@@ -29,8 +29,8 @@ def planned(sweep: Sweep) -> list[tuple[int, list[str], dict]]:
 def run_sweep(sweep: Sweep, say: Callable[[str], None]) -> list[Result]:
     """Runs what has not been run yet, and returns the results, best first.
 
-    A job that fails, exceeds its time or logs no metric is noted and the next one starts. Ctrl-C ends the job that runs,
-    writes the results and passes on.
+    A job that fails, exceeds its time or logs no metric is noted and the next one starts. Ctrl-C ends the job that
+    runs, writes the results and passes on.
 
     Args:
         say: told of each job, a line each.
