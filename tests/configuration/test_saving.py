@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import pickle
@@ -22,7 +23,8 @@ from trl_ext.checkpoints.imports import danger
 from trl_ext.checkpoints.pickled import Name
 from trl_ext.configuration import RLScriptArguments, from_json, from_yaml, parse, to_json, to_yaml
 from trl_ext.configuration.header import HEADER
-from trl_ext.configuration.saving import check_options, options_given
+from trl_ext.configuration.options import check_options, options_given
+from trl_ext.configuration.plain import same
 from trl_ext.configuration.values import fit
 from trl_ext.strict_yaml import dump_yaml, read_yaml
 
@@ -313,9 +315,19 @@ def test_a_configuration_pickled_by_an_older_version_can_be_written():
     assert options_given(pickle.loads(pickle.dumps(config))) == CPU | {"beta": 0.2}
 
 
-def test_the_pickle_names_no_class_that_our_reader_does_not_allow():
-    for kind in OURS:
-        assert danger(Name(kind.__module__, kind.__name__), of_a_trainer=True) is None
+@pytest.mark.parametrize("kind", OURS)
+def test_a_checkpoints_training_args_import_what_our_reader_allows(kind):
+    imported = []
+
+    class Recorder(pickle.Unpickler):
+        def find_class(self, module, name):
+            imported.append(Name(module, name))
+            return super().find_class(module, name)
+
+    config = kind(**CPU, lr_scheduler_type="cosine", model_init_kwargs={"dtype": torch.bfloat16})
+    Recorder(io.BytesIO(pickle.dumps(config))).load()
+    assert Name(kind.__module__, kind.__name__) in imported
+    assert [str(name) for name in imported if danger(name, of_a_trainer=True) is not None] == []
 
 
 def test_half_a_file_is_never_seen(tmp_path, monkeypatch):
@@ -331,3 +343,17 @@ def test_half_a_file_is_never_seen(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="No space left on device"):
         ReinforceLOOConfig(**CPU, beta=0.2).to_yaml(path, overwrite=True)
     assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (True, 1, False),
+        (1.0, 1, True),
+        (math.nan, math.nan, True),
+        ([1, {"a": False}], [1, {"a": 0}], False),
+        ({"a": [math.nan]}, {"a": [math.nan]}, True),
+    ],
+)
+def test_what_counts_as_the_same_value(one, other, expected):
+    assert same(one, other) == expected

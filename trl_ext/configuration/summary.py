@@ -11,8 +11,8 @@ from rich.text import Text
 from .derived import DerivedNumbers, derived_numbers
 from .memory import MemoryEstimate, memory_estimate
 from .model_facts import ModelFacts, local_model_facts, model_facts
+from .options import options_given
 from .plain import plain_defaults
-from .saving import options_given
 from .schedule import schedule_in_words
 
 _WIDTH = 120  # where there is no terminal

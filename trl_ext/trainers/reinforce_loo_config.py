@@ -4,7 +4,7 @@ from typing import Literal, get_args, get_type_hints
 
 from trl import GRPOConfig
 
-from ..configuration.saving import SavedConfig
+from ..configuration.saved_config import SavedConfig
 from ..errors import UserError
 from .batches import launched_processes, require_divisible
 
