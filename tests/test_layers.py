@@ -25,6 +25,7 @@ LAYERS = (
     "callbacks",
     "trainers",
     "reporting",
+    "sweep",
     "compat",
     "preflight",
     "cli",

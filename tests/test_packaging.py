@@ -101,7 +101,10 @@ def test_all_is_every_extra():
 
 @pytest.mark.parametrize(
     ("folder", "extras"),
-    [("trl_ext", ("quantization", "wandb", "rewards", "math", "gpu", "recipes")), ("recipes", ("rewards", "recipes"))],
+    [
+        ("trl_ext", ("quantization", "wandb", "rewards", "math", "gpu", "sweep", "recipes")),
+        ("recipes", ("rewards", "recipes")),
+    ],
 )
 def test_every_package_imported_is_declared(folder, extras):
     distributions = packages_distributions()

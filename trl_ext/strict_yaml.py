@@ -8,7 +8,6 @@ import yaml
 
 from trl_ext.errors import UserError
 
-
 _EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 

@@ -21,6 +21,13 @@ def test_import_loads_neither_torch_nor_trl(module):
     assert done.stdout.split() == []
 
 
+@pytest.mark.parametrize("module", ["trl_ext.configuration.templates", "trl_ext.cli.config", "trl_ext.sweep.running"])
+def test_templates_and_sweeps_need_no_transformers(module):
+    heavy = "torch", "trl", "transformers", "datasets", "accelerate", "peft"
+    done = python(f"import sys, {module}; print(*[m for m in {heavy!r} if m in sys.modules])")
+    assert done.stdout.split() == [], done.stderr
+
+
 def test_functional_needs_torch_alone():
     heavy = "trl", "transformers", "datasets", "accelerate", "peft"
     done = python(f"import sys, trl_ext.functional; print(*[m for m in {heavy!r} if m in sys.modules])")

@@ -5,6 +5,7 @@ A new TRL release that turns one of these red needs a look at that place, whatev
 
 import inspect
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 from trl import GRPOConfig, GRPOTrainer
@@ -194,3 +195,15 @@ def test_vllm_weights_pass_through_one_method():
     from trl.generation.vllm_generation import VLLMGeneration
 
     assert hasattr(VLLMGeneration, "_iter_named_params"), f"see {VALUE}, `hide_from_vllm`"
+
+
+@pytest.mark.parametrize(
+    "keeps_logits",
+    [pytest.param(False, marks=pytest.mark.current_trl), pytest.param(True, marks=pytest.mark.stock_ppo)],
+)
+def test_the_estimate_of_memory_knows_which_trl_keeps_logits(keeps_logits):
+    """trl_ext/configuration/memory.py counts them where TRL has no fused head."""
+    assert (find_spec("trl.kernels") is None) == keeps_logits
+    fused = [name for name in dir(grpo_trainer) if "chunked" in name.lower()]
+    source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
+    assert ("selective_log_softmax" in source) == keeps_logits, fused

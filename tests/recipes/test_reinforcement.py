@@ -190,7 +190,13 @@ def test_bad_input_ends_a_real_process_with_status_2_and_no_traceback(tmp_path):
     assert "Traceback" not in error and "error: There is no reward 'sentimen'" in error
 
 
-@pytest.mark.parametrize("recipe", [pytest.param("ppo", marks=pytest.mark.current_trl), "reinforce_loo"])
+@pytest.mark.parametrize(
+    "recipe",  # one a lane: the other recipe takes the same path
+    [
+        pytest.param("ppo", marks=pytest.mark.current_trl),
+        pytest.param("reinforce_loo", marks=pytest.mark.stock_ppo),
+    ],
+)
 def test_patience_stops_at_validations_that_bring_nothing_and_restores_the_best_model(tmp_path, recipe):
     longer = ("--total_episodes", "160") if recipe == "ppo" else ("--max_steps", "20")
     patience = ("--validation_frequency", "1", "--validation_prompts", "8", "--patience", "2", "--min_improvement", "9")

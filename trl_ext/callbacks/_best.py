@@ -4,15 +4,12 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerState
 
 from trl_ext.callbacks.stopping import ignores_control
 from trl_ext.errors import UserError
-from trl_ext.monitor.metrics import canonical_name
-from trl_ext.monitor.rows import read_row
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +30,6 @@ def greater_is_better_for(metric: str) -> bool:
     if lower == higher or words & _UNCLEAR:
         raise UserError(f"is a greater {metric!r} better? Say greater_is_better=True or False")
     return higher
-
-
-def metric_value(metric: str, step: int, logs: Mapping[str, Any]) -> float | None:
-    """The value of `metric` in one log, by the key as logged or its canonical name; `None` for no data."""
-    row = read_row(step, logs)
-    canonical = canonical_name(metric)
-    for values, name in ((row.logged, metric), (row.metrics, canonical), (row.nonfinite, canonical)):
-        value = values.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    return None
 
 
 def is_better(value: float, best: float | None, greater: bool, by: float) -> bool:

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from trl_ext.cli.checkpoint import add_checkpoint
+from trl_ext.cli.config import add_config
 from trl_ext.cli.output import complain
 from trl_ext.cli.preflight import add_preflight
 from trl_ext.cli.replay import add_replay
 from trl_ext.cli.rewards import add_rewards
+from trl_ext.cli.sweep import add_sweep
 from trl_ext.errors import UserError
 
 
@@ -39,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="trl-ext", description="Tools for runs of TRL.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_checkpoint(commands)
+    add_config(commands)
     add_preflight(commands)
     add_replay(commands)
     add_rewards(commands)
+    add_sweep(commands)
     return parser

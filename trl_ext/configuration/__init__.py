@@ -8,18 +8,35 @@ def main(args=None):
     trainer.train()
 """
 
-from .arguments import RLScriptArguments
-from .mistakes import building, cli_errors, model_path, one_line
-from .models import load_policy_and_tokenizer, load_value_model
-from .parser import parse
+import importlib
 
-__all__ = [
-    "RLScriptArguments",
-    "building",
-    "cli_errors",
-    "load_policy_and_tokenizer",
-    "load_value_model",
-    "model_path",
-    "one_line",
-    "parse",
-]
+# Resolved on first use: a list of templates needs no Transformers
+_HOME = {
+    "RLScriptArguments": "arguments",
+    "building": "mistakes",
+    "cli_errors": "mistakes",
+    "derived_numbers": "derived",
+    "from_json": "saving",
+    "from_template": "saving",
+    "from_yaml": "saving",
+    "load_policy_and_tokenizer": "models",
+    "load_value_model": "models",
+    "memory_estimate": "memory",
+    "model_path": "mistakes",
+    "one_line": "mistakes",
+    "parse": "parser",
+    "print_summary": "summary",
+    "to_json": "saving",
+    "to_yaml": "saving",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__():
+    return [*globals(), *__all__]

@@ -45,8 +45,8 @@ class RLScriptArguments:
     patience: int | None = field(
         default=None,
         metadata={
-            "help": "Values of best_metric in a row without improvement after which training stops, with the best model "
-            "restored; in validations where there are such, else in logs. Default: no stopping, the last model."
+            "help": "Values of best_metric in a row without improvement after which training stops, with the best "
+            "model restored; in validations where there are such, else in logs. Default: no stopping, the last model."
         },
     )
     min_improvement: float = field(default=0.0, metadata={"help": "By how much a value must beat the best."})

@@ -87,9 +87,10 @@ def _of_groups(args: Any, dataset_size: int | None) -> dict[str, Any]:
     micro_batches = args.steps_per_generation * args.num_iterations  # on what is sampled at once
     steps_per_epoch = None
     if dataset_size is not None:
-        generations = dataset_size // (sampled // args.num_generations)
-        steps_per_epoch = math.ceil(generations * micro_batches / accumulation)
+        batches = dataset_size // (sampled // args.num_generations)
+        steps_per_epoch = math.ceil(batches * micro_batches / accumulation)
     total_steps = _total_steps(args, steps_per_epoch)
+    generations = None if total_steps is None else math.ceil(total_steps * accumulation / micro_batches)
     return {
         "samples_per_step": args.per_device_train_batch_size * accumulation * processes,
         "prompts_per_step": args.per_device_train_batch_size * accumulation * processes / args.num_generations,
@@ -97,7 +98,7 @@ def _of_groups(args: Any, dataset_size: int | None) -> dict[str, Any]:
         "steps_per_generation": micro_batches / accumulation,
         "steps_per_epoch": steps_per_epoch,
         "total_steps": total_steps,
-        "total_samples": None if total_steps is None else math.ceil(total_steps * accumulation / micro_batches) * sampled,
+        "total_samples": None if generations is None else generations * sampled,
         "epochs": _epochs(args, total_steps, steps_per_epoch),
     }  # fmt: skip
 

@@ -67,8 +67,10 @@ def local_model_facts(name_or_path: str, dtype: Any = None, peft_config: Any = N
         with torch.device("meta"), contextlib.redirect_stdout(None):
             model = AutoModelForCausalLM.from_config(config, dtype=kind)
             return model_facts(model if peft_config is None else get_peft_model(model, peft_config))
-    except (OSError, ValueError) as error:
-        return f"{name_or_path} is not on this machine, or no language model: {one_line(error, 120)}"
+    except OSError:
+        return f"{name_or_path} is not on this machine"
+    except ValueError as error:
+        return f"{name_or_path} is no causal language model that can be built here: {one_line(error, 120)}"
 
 
 def _count(parameter: torch.nn.Parameter) -> int:

@@ -26,8 +26,8 @@ from .templates import template_of
 from .values import describe, fit, is_union
 
 _EPILOG = (
-    "--template debug, small or full starts from a template (trl-ext config list); --config FILE.yaml reads options from "
-    "a file."
+    "--template debug, small or full starts from a template (trl-ext config list); --config FILE.yaml reads options "
+    "from a file."
 )
 
 

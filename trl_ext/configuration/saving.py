@@ -2,16 +2,14 @@
 
     to_yaml(args, "run.yaml"); args = from_yaml(ReinforceLOOConfig, "run.yaml", learning_rate=1e-5)
 
-Any dataclass of options will do, TRL's and Transformers' too. A file holds what differs from the defaults, and who wrote
-it; a recipe takes it as it is: `--config run.yaml`.
+Any dataclass of options will do, TRL's and Transformers' too. A file holds what differs from the defaults, and who
+wrote it; a recipe takes it as it is: `--config run.yaml`.
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import os
-import typing
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,76 +17,15 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..strict_yaml import dump_yaml, read_yaml
-from .given import given_options, recording
 from .header import HEADER, check_header, header_of
 from .mistakes import one_line
-from .plain import plain, plain_defaults, plain_options, same
+from .options import check_options, options_given
+from .plain import plain, same
 from .templates import read_template
-from .values import describe, fit
 
 Config = TypeVar("Config")
 # Options whose values are secrets, and are left out
 SECRETS = ("hub_token", "push_to_hub_token")
-# What GRPO and RLOO compute of each other: what is not needed to make an equal object is not written
-_OF_THE_MACHINE = ("output_dir", "use_cpu", "bf16", "fp16")  # without them an object of defaults may not be possible
-_COMPUTED = (("generation_batch_size", "steps_per_generation"), ("generation_batch_size",), ("steps_per_generation",))
-
-
-class SavedConfig:
-    """For dataclasses of options: methods that write and read them, and a record of what was given."""
-
-    def __init_subclass__(cls, **arguments: Any):
-        super().__init_subclass__(**arguments)
-        if "__post_init__" in cls.__dict__:
-            cls.__post_init__ = recording(cls.__post_init__)  # type: ignore[attr-defined]
-
-    def to_yaml(self, path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> str:
-        """See `trl_ext.configuration.saving.to_yaml`."""
-        return to_yaml(self, path, overwrite)
-
-    def to_json(self, path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> str:
-        """See `trl_ext.configuration.saving.to_json`."""
-        return to_json(self, path, overwrite)
-
-    @classmethod
-    def from_yaml(cls, path: str | os.PathLike[str], **overrides: Any):
-        """See `trl_ext.configuration.saving.from_yaml`."""
-        return from_yaml(cls, path, **overrides)
-
-    @classmethod
-    def from_json(cls, path: str | os.PathLike[str], **overrides: Any):
-        """See `trl_ext.configuration.saving.from_json`."""
-        return from_json(cls, path, **overrides)
-
-    @classmethod
-    def from_template(cls, name: str, **overrides: Any):
-        """See `trl_ext.configuration.saving.from_template`."""
-        return from_template(cls, name, **overrides)
-
-
-def options_given(config: Any) -> dict[str, Any]:
-    """The options that differ from the defaults, by name in plain form: as they were given or set since.
-
-    Objects of our classes know what they were given. Of others it is worked out: what differs from an object made with
-    defaults, without what can be computed from the rest.
-
-    Raises:
-        UserError: a value that no file can hold.
-    """
-    given = given_options(config)
-    defaults = plain_defaults(type(config))
-    if given is None:
-        given, defaults = _worked_out(config, defaults), {}
-    written = plain_options(config)
-    for field in dataclasses.fields(config):
-        if field.init and field.name not in written:
-            try:
-                plain(getattr(config, field.name))
-            except ValueError as error:
-                raise UserError(
-                    f"{field.name} holds {error}: set {field.name} to None before writing, and again after reading"
-                ) from None
-    return {name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])}
 
 
 def to_yaml(config: Any, path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> str:
@@ -160,26 +97,6 @@ def from_template(kind: type[Config], name: str, **overrides: Any) -> Config:
     return _made(kind, ours, overrides, f"template {name}")
 
 
-def check_options(kind: type, options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`options` fitted to the fields of `kind`.
-
-    Raises:
-        UserError: an unknown name, with the nearest one, or a value of a wrong type.
-    """
-    hints, fitted = typing.get_type_hints(kind), {}
-    names = [field.name for field in dataclasses.fields(kind) if field.init]
-    for name, value in options.items():
-        if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"it is none of {kind.__name__}"
-            raise UserError(f"{where}: unknown option {str(name)!r}; {meant}")
-        try:
-            fitted[name] = fit(value, hints[name])
-        except (ValueError, OverflowError):
-            raise UserError(f"{where}: {name} expects {describe(hints[name])}, got {value!r}") from None
-    return fitted
-
-
 def _made(kind: type[Config], content: dict[str, Any], overrides: Mapping[str, Any], where: str) -> Config:
     options = {name: value for name, value in content.items() if name not in HEADER}
     check_header(content, [kind], where)
@@ -200,36 +117,6 @@ def _content(config: Any) -> dict[str, Any]:
         if not same(plain(fitted[name]), value):
             raise UserError(f"{name}={value!r} would be read as {fitted[name]!r}: set it to that, or to another type")
     return {**header_of(type(config)), **options}
-
-
-def _worked_out(config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that make an object equal to `config`, as few as are found."""
-    now = plain_options(config)
-    needed = {
-        name: getattr(config, name)
-        for name in now
-        if name not in defaults or (name in _OF_THE_MACHINE and not same(now[name], defaults[name]))
-    }
-    usual = plain_options(_quiet(type(config), needed))
-    differ = {name: value for name, value in now.items() if name in needed or not same(value, usual.get(name))}
-    for computed in (*_COMPUTED, ()):
-        shorter = {name: value for name, value in differ.items() if name not in computed}
-        try:
-            again = plain_options(_quiet(type(config), check_options(type(config), shorter, "")))
-        except (ValueError, TypeError):
-            continue
-        if all(same(value, again.get(name)) for name, value in now.items()):
-            return shorter
-    raise UserError(
-        f"this {type(config).__name__} cannot be made again from its options, so it cannot be written: write it as it "
-        "is made, before a trainer or a script changes it"
-    )
-
-
-def _quiet(kind: type, options: Mapping[str, Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return kind(**options)
 
 
 def _write(text: str, path: str | os.PathLike[str] | None, overwrite: bool) -> str:

@@ -1,7 +1,7 @@
 """Whole configurations to start from: `debug`, `small` and `full` for each trainer, YAML files beside this one.
 
-`debug` trains the embedded policy for a few steps on a CPU, `small` a 0.6B model with LoRA on one GPU of 24 GB, `full` a
-model of 4B to 8B on 8 GPUs of 80 GB.
+`debug` trains the embedded policy for a few steps on a CPU, `small` a 0.6B model with LoRA on one GPU of 24 GB, `full`
+a model of 4B to 8B on 8 GPUs of 80 GB.
 """
 
 import difflib

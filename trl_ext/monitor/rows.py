@@ -7,7 +7,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any
 
-from trl_ext.monitor.metrics import canonical_names
+from trl_ext.monitor.metrics import canonical_name, canonical_names
 
 LARGEST = 1e100  # beyond it squares are infinite, and nothing that is measured is as large
 UNUSABLE = object()
@@ -94,6 +94,17 @@ def read_row(step: int, logs: Mapping[str, Any]) -> Row:
         elif name is not None:
             row.metrics[name] = value
     return row
+
+
+def metric_value(metric: str, step: int, logs: Mapping[str, Any]) -> float | None:
+    """The value of `metric` in one log, by the key as logged or its canonical name; `None` for no data."""
+    row = read_row(step, logs)
+    canonical = canonical_name(metric)
+    for values, name in ((row.logged, metric), (row.metrics, canonical), (row.nonfinite, canonical)):
+        value = values.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
 
 
 def _all_finite(values: tuple[float, ...]) -> bool:

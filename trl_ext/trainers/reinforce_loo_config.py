@@ -2,7 +2,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args, get_type_hints
 
-from ..configuration.saving import SavedConfig
+from ..configuration.saved_config import SavedConfig
 from ..errors import UserError
 from .batches import launched_processes, require_divisible
 from .episode_config import EpisodeConfig

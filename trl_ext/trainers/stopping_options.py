@@ -19,8 +19,8 @@ from .reinforce_loo_config import ReinforceLOOConfig
 def stopping_of(script_args: RLScriptArguments, training_args: Any) -> tuple[list[TrainerCallback], Dataset | None]:
     """The callbacks that stop a run, and the held-out prompts. With the options' defaults: none, and `None`.
 
-    Call it first: the time budget counts from here. With `validation_frequency` it sets `eval_strategy` and `eval_steps`
-    of `training_args`, and `best_metric` is taken from the evaluations.
+    Call it first: the time budget counts from here. With `validation_frequency` it sets `eval_strategy` and
+    `eval_steps` of `training_args`, and `best_metric` is taken from the evaluations.
 
     Raises:
         UserError: options that contradict each other or make no sense, no such split, or stock PPO of TRL 1.12 is asked
@@ -33,7 +33,7 @@ def stopping_of(script_args: RLScriptArguments, training_args: Any) -> tuple[lis
         callbacks.append(TimeBudgetCallback(hours=script_args.time_budget))
     metric = _metric(script_args)
     if script_args.patience is not None:
-        _check_patience(script_args, training_args)
+        _check_patience(script_args.patience, script_args.min_improvement, training_args)
         callbacks.append(
             BestCheckpointCallback(metric, patience=script_args.patience, min_improvement=script_args.min_improvement)
         )
@@ -60,11 +60,11 @@ def _metric(script_args: RLScriptArguments) -> str:
     return name
 
 
-def _check_patience(script_args: RLScriptArguments, training_args: Any) -> None:
-    if script_args.patience < 1:
-        raise UserError(f"patience={script_args.patience}: set it to 1 or more, or drop it")
-    if not 0 <= script_args.min_improvement < math.inf:
-        raise UserError(f"min_improvement={script_args.min_improvement}: set it to 0 or more")
+def _check_patience(patience: int, min_improvement: float, training_args: Any) -> None:
+    if patience < 1:
+        raise UserError(f"patience={patience}: set it to 1 or more, or drop it")
+    if not 0 <= min_improvement < math.inf:
+        raise UserError(f"min_improvement={min_improvement}: set it to 0 or more")
     if training_args.metric_for_best_model is not None:
         raise UserError(
             "patience keeps the best model by best_metric: drop metric_for_best_model, load_best_model_at_end and "

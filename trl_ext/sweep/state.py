@@ -1,0 +1,86 @@
+"""What a sweep has done: `sweep.jsonl` in its folder, a line an event, appended only.
+
+The first line is the sweep itself, then for each job `started` (with its process) and `ended`. A job that started and
+did not end was cut short with the sweep.
+"""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import UserError
+from trl_ext.monitor.files import LineFile
+from trl_ext.monitor.reading import read_records
+from trl_ext.sweep.definition import Sweep
+
+STATE_FILE = "sweep.jsonl"
+
+
+class SweepState:
+    """Attributes:
+    ended: job -> its last `ended` event.
+    started: job -> its last `started` event.
+    """
+
+    def __init__(self, sweep: Sweep):
+        """Opens the folder's file, or begins it; one process at a time.
+
+        Raises:
+            UserError: another sweep is in the folder, one runs there now, or it cannot be written.
+        """
+        self.folder = Path(sweep.output_dir)
+        path = self.folder / STATE_FILE
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held as long as the sweep runs
+            _lock(self._lock, self.folder)
+            events = read_records(path.read_bytes()) if path.exists() else []
+        except OSError as error:
+            raise UserError(f"cannot write into {self.folder}: {error.strerror}") from error
+        self.ended = {event["job"]: event for event in events if event.get("event") == "ended"}
+        self.started = {event["job"]: event for event in events if event.get("event") == "started"}
+        self._file = LineFile(path, _cannot_write)
+        definition = json.loads(json.dumps(sweep.to_dict()))
+        known = [event["sweep"] for event in events if event.get("event") == "sweep"]
+        if not known:
+            self._append({"event": "sweep", "sweep": definition})
+        elif known[0] != definition:
+            differ = [name for name in definition if known[0].get(name) != definition[name]]
+            raise UserError(
+                f"{self.folder} holds another sweep, which differs in {', '.join(differ) or 'its keys'}: give another "
+                "output_dir"
+            )
+
+    def start(self, job: int, **facts: Any) -> None:
+        """A job runs now."""
+        self.started[job] = {"event": "started", "job": job, "time": time.time(), **facts}
+        self._append(self.started[job])
+
+    def end(self, job: int, **facts: Any) -> None:
+        """A job is over, in whatever way."""
+        self.ended[job] = {"event": "ended", "job": job, "time": time.time(), **facts}
+        self._append(self.ended[job])
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.close()
+
+    def _append(self, event: dict[str, Any]) -> None:
+        self._file.append(json.dumps(event, allow_nan=False))
+
+
+def _cannot_write(path: Path, error: OSError) -> None:
+    raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _lock(file: Any, folder: Path) -> None:
+    """Released with the process, however it ends."""
+    with contextlib.suppress(ImportError):  # not on Windows
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"a sweep runs in {folder} now: wait for it, or give another output_dir") from error
