@@ -5,7 +5,14 @@ import re
 
 import pytest
 
-from trl_ext.data import ReviewEnvironment, agent_demonstrations, agent_questions, load_prompts, load_reviews, load_texts
+from trl_ext.data import (
+    ReviewEnvironment,
+    agent_demonstrations,
+    agent_questions,
+    load_prompts,
+    load_reviews,
+    load_texts,
+)
 from trl_ext.errors import UserError
 from trl_ext.tiny import load_tokenizer
 
@@ -36,8 +43,14 @@ def test_no_pair_of_reviews_is_on_both_sides(questions):
 
 def test_demonstrations_do_what_the_tools_do_and_give_away_no_calculation(questions):
     demonstrations = agent_demonstrations("test")
-    assert demonstrations.to_dict() == agent_demonstrations("test").to_dict() == load_texts("review_agent", "test").to_dict()
-    solutions = {p[0]["content"]: s for p, s in zip(questions["test"]["prompt"], questions["test"]["solution"], strict=True)}
+    assert (
+        demonstrations.to_dict()
+        == agent_demonstrations("test").to_dict()
+        == load_texts("review_agent", "test").to_dict()
+    )
+    solutions = {
+        p[0]["content"]: s for p, s in zip(questions["test"]["prompt"], questions["test"]["solution"], strict=True)
+    }
     right, kinds = 0, {}
     for messages in demonstrations["messages"]:
         environment = ReviewEnvironment()

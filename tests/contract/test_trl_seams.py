@@ -168,7 +168,9 @@ def test_reference_is_scored_after_the_policy():
 
 def test_a_turn_is_generated_without_the_length_that_an_episode_has():
     source = inspect.getsource(GRPOTrainer._generate_single_turn)
-    assert "max_completion_length" not in source, f"an episode's length would be a turn's: see {EPISODES}, `_limit_of_episode`"
+    assert "max_completion_length" not in source, (
+        f"an episode's length would be a turn's: see {EPISODES}, `_limit_of_episode`"
+    )
 
 
 def test_loss_makes_one_forward():

@@ -20,6 +20,10 @@ def some_unscorable(completion_ids, **_):
     return [None if ids[0] % 8 == 0 else sum(ids) / 1000 for ids in completion_ids]
 
 
+def baseline_of(case):
+    return case.split("-")[0]
+
+
 def train(case, folder, processes):
     extra = {"rollout_func": fixed_rollouts(eos_every=3)}
     if case == "value-model":
@@ -27,11 +31,13 @@ def train(case, folder, processes):
     options = SGD | {"learning_rate": 0.3}
     if "target" in case:  # the coefficient of the KL and the entropy bonus move
         options |= {"kl_target": 0.01, "kl_horizon": 50, "entropy_coef": 0.01, "entropy_decay": 0.5}
+    if baseline_of(case) == "mean":  # some completions are longer
+        options |= {"max_episode_len": 8, "max_completion_length": 8}
     if "follow" in case:
         options |= {"reference": "ema", "ema_tau": 0.5}
     if "lora" in case:
         extra["peft_config"] = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    baseline = case.split("-")[0]
+    baseline = baseline_of(case)
     trainer = loo_trainer(
         folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
         num_iterations=2, advantage_normalize="batch" if baseline == "value" else "none",

@@ -24,7 +24,9 @@ def scripted(trainer, script):
 
     def single_turn(prompt_ids, *_, **__):
         turns = [script(tokenizer.decode(ids)) for ids in prompt_ids]
-        return [tokenizer(turn, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for turn in turns], None
+        return [
+            tokenizer(turn, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for turn in turns
+        ], None
 
     trainer._generate_single_turn = single_turn
     return trainer
@@ -33,7 +35,12 @@ def scripted(trainer, script):
 def agent(tmp_path, script, rewards=ones, tokenizer=None, trainer=None, model=None, **options):
     """A trainer of two prompts, two episodes each; `trainer` holds arguments of the trainer."""
     rows = [[{"role": "user", "content": text}] for text in ("first", "second")] * 4
-    options = {"per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 200, "beta": 0.0} | options
+    options = {
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 200,
+        "beta": 0.0,
+    } | options
     built = ReinforceLOOTrainer(
         model or policy(), rewards, loo_args(tmp_path, **options), train_dataset=Dataset.from_dict({"prompt": rows}),
         processing_class=tokenizer or byte_tokenizer(chat=True), **(trainer or {}),

@@ -139,7 +139,11 @@ def three_turns(prompts, trainer):
 
 @pytest.mark.parametrize(
     ("options", "tokens", "by"),
-    [({"max_episode_turns": 2}, 7, "turns"), ({"max_episode_len": 8, "max_completion_length": 8}, 7, "tokens"), ({}, 10, None)],
+    [
+        ({"max_episode_turns": 2}, 7, "turns"),
+        ({"max_episode_len": 8, "max_completion_length": 8}, 7, "tokens"),
+        ({}, 10, None),
+    ],
 )
 def test_a_rollout_func_is_held_to_the_limits(tmp_path, options, tokens, by):
     trainer = loo_trainer(tmp_path, beta=0.0, dataset=prompts(), trainer={"rollout_func": three_turns}, **options)
@@ -160,7 +164,10 @@ def test_a_rollout_func_is_held_to_the_limits(tmp_path, options, tokens, by):
 
 
 def test_turns_are_trls_calls_of_tools_and_one_more(tmp_path):
-    assert ReinforceLOOConfig(str(tmp_path), use_cpu=True, bf16=False, max_episode_turns=4).max_tool_calling_iterations == 3
+    assert (
+        ReinforceLOOConfig(str(tmp_path), use_cpu=True, bf16=False, max_episode_turns=4).max_tool_calling_iterations
+        == 3
+    )
     same = {"max_episode_turns": 4, "max_tool_calling_iterations": 3}  # as a configuration that was written has it
     assert ReinforceLOOConfig(str(tmp_path), use_cpu=True, bf16=False, **same).max_tool_calling_iterations == 3
 

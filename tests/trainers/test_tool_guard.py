@@ -1,6 +1,7 @@
 """A tool that misbehaves ends its episode with a named reason; the others, and the run, go on."""
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -40,10 +41,8 @@ def recursive():
 
 def stubborn():
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(10)
-        except BaseException:
-            pass
 
 
 def loop_for_ever():
@@ -155,7 +154,9 @@ def test_what_a_tool_raises_is_told_where_that_is_wanted(tmp_path, kind):
 def test_a_time_out_and_a_giant_answer_are_never_told(tmp_path):
     for name in ("loops", "says 10 MB"):
         behaviour, reason = MISBEHAVIOUR[name]
-        trainer = agent(tmp_path, first_calls_bad, trainer=made("function", behaviour), tool_errors="tell", tool_timeout=0.1)
+        trainer = agent(
+            tmp_path, first_calls_bad, trainer=made("function", behaviour), tool_errors="tell", tool_timeout=0.1
+        )
         scored(trainer)
         assert logged(trainer)[f"tools/ended/{reason}"] == 0.5
 
@@ -166,7 +167,9 @@ def test_a_call_that_does_not_fit_the_tool_is_told_to_the_policy_that_made_it(tm
 
     output = scored(trainer := agent(tmp_path, script, trainer={"tools": [good]}))
     heard = {spoken(output, row, trainer._tokenizer, False) for row in range(4)}
-    assert any("unexpected" in text or "missing" in text for text in heard) and any("not found" in text for text in heard)
+    assert any("unexpected" in text or "missing" in text for text in heard) and any(
+        "not found" in text for text in heard
+    )
     assert logged(trainer)["tools/ended/raised"] == 0.0
 
 
@@ -255,7 +258,11 @@ def test_a_reset_that_fails_ends_the_run_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "fix"),
-    [({"tool_timeout": 0.0}, "above 0"), ({"max_tool_answer": 0}, "at least 1"), ({"tool_errors": "stop"}, "'end' or 'tell'")],
+    [
+        ({"tool_timeout": 0.0}, "above 0"),
+        ({"max_tool_answer": 0}, "at least 1"),
+        ({"tool_errors": "stop"}, "'end' or 'tell'"),
+    ],
 )
 def test_options_that_cannot_be_are_one_line(tmp_path, options, fix):
     with pytest.raises(UserError, match=fix):

@@ -1,13 +1,13 @@
 """A task for an agent that needs no network: questions about the ratings of two reviews, a database and arithmetic.
 
-    user: How much better is 17 than 42?
-    assistant: {"look_up": {"review": 17}}
-    tool: 2
-    assistant: {"look_up": {"review": 42}}
-    tool: -1
-    assistant: {"subtract": {"a": 2, "b": -1}}
-    tool: 3
-    assistant: {"answer": 3}
+user: How much better is 17 than 42?
+assistant: {"look_up": {"review": 17}}
+tool: 2
+assistant: {"look_up": {"review": 42}}
+tool: -1
+assistant: {"subtract": {"a": 2, "b": -1}}
+tool: 3
+assistant: {"answer": 3}
 """
 
 import json

@@ -16,10 +16,10 @@ CUT_BY = ("tokens", "turns")
 
 
 class EpisodeTrainer(GRPOTrainer):
-    """GRPOTrainer whose episodes end at `max_episode_len` tokens and `max_episode_turns` turns, and with a tool that fails.
+    """GRPOTrainer whose episodes end at `max_episode_len` tokens, `max_episode_turns` turns, or with a tool that fails.
 
-    Its only changes: what a `rollout_func` returns is cut at the limits; TRL's loop of tools runs with guarded tools and
-    the limit of the episode in place of a turn's; reward functions find in `ended_by` what ended an episode.
+    Its only changes: what a `rollout_func` returns is cut at the limits; TRL's loop of tools runs with guarded tools
+    and the limit of the episode in place of a turn's; reward functions find in `ended_by` what ended an episode.
     """
 
     def __init__(self, *args, **kwargs):
@@ -150,8 +150,8 @@ def _name_reset(environment: Any):
             return reset(**row)
         except Exception as error:
             raise UserError(
-                f"{name}.reset failed with {type(error).__name__}: {error}. It must take any row of the dataset: mend it, "
-                "or drop the rows that it cannot take."
+                f"{name}.reset failed with {type(error).__name__}: {error}. It must take any row of the dataset: mend "
+                "it, or drop the rows that it cannot take."
             ) from error
 
     try:

@@ -125,7 +125,7 @@ class ToolGuard:
         future: Future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             answer, error = await asyncio.wait_for(asyncio.wrap_future(future), self.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await self._replace_if_stuck(loop)
             raise TimeLimitError(f"took longer than {self.timeout:g} s") from None
         if error is not None:
@@ -143,7 +143,7 @@ class ToolGuard:
         loop.call_soon_threadsafe(lambda: alive.cancelled() or alive.set_result(None))
         try:
             await asyncio.wait_for(asyncio.wrap_future(alive), 1.0)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             if self._loop is loop:
                 self._loop = None
 
