@@ -65,7 +65,7 @@ MUTATIONS = [
     ("trainers/tool_guard.py", "if size > self.longest:", "if False:", TOOLS),
     ("trainers/tool_guard.py", "                self._loop = None", "                pass", TOOLS),
     ("trainers/tool_guard.py", "except KeyboardInterrupt:", "except ZeroDivisionError:", TOOLS),
-    ("data/review_agent.py", "and not any(self.turn_rewards)", "", AGENT),
+    ("data/review_agent.py", "and not self._solved", "", AGENT),
     ("functional/advantages.py", "keepdim=True) - rewards", "keepdim=True)", FUNCTIONAL),
     ("functional/advantages.py", "scorable.sum(1, keepdim=True) - 1", "scorable.sum(1, keepdim=True)", FUNCTIONAL),
     ("functional/advantages.py", "scorable & (others_count > 0)", "scorable", FUNCTIONAL),

@@ -54,24 +54,29 @@ def test_demonstrations_do_what_the_tools_do_and_give_away_no_calculation(questi
     right, kinds = 0, {}
     for messages in demonstrations["messages"]:
         environment = ReviewEnvironment()
-        environment.reset(solution=solutions[messages[0]["content"]])
+        text = messages[0]["content"]
+        environment.reset(solution=solutions[text], reviews=pair(text))
         calls = [json.loads(message["content"]) for message in messages if message["role"] == "assistant"]
         for call, answer in zip(calls[:-1], messages[2::2], strict=True):
             ((name, arguments),) = call.items()
             assert getattr(environment, name)(**arguments) == answer["content"]
             kinds.setdefault(messages[0]["content"].split()[1:3][-1], set()).add(name)
         right += str(calls[-1]["answer"]) == solutions[messages[0]["content"]]
-        assert environment.turn_rewards == [0.0, 0.0, 0.5 * (str(calls[-1]["answer"]) == environment._solution)]
+        assert environment.turn_rewards == [0.25, 0.25, 0.5 * (str(calls[-1]["answer"]) == environment._solution)]
     assert all(names == {"look_up", "add", "subtract", "larger"} for names in kinds.values())
     assert 0.3 < right / len(demonstrations) < 0.45
 
 
-def test_only_the_first_right_result_of_a_tool_is_rewarded():
+def test_only_the_first_right_result_and_look_are_rewarded():
     environment = ReviewEnvironment()
     environment.reset(solution="3")
     for _ in range(3):
         environment.add(1, 2)
     assert environment.turn_rewards == [0.5, 0.0, 0.0]
+    environment.reset(solution="3", reviews=[4, 5])
+    for review in (4, 4, 6, 5):
+        environment.look_up(review)
+    assert environment.turn_rewards == [0.25, 0.0, 0.0, 0.25]
     environment.reset(solution="3")
     assert environment.turn_rewards == []
     assert environment.look_up(10**9) == "no such review"

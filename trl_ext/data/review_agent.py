@@ -13,6 +13,7 @@ assistant: {"answer": 3}
 import json
 import random
 import sqlite3
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import permutations
 
@@ -37,14 +38,15 @@ class ReviewEnvironment:
     calculate. Reviews are numbered from 1, in the order of `load_reviews("train")`; ratings are whole, -4 to 4.
 
     Attributes:
-        turn_rewards: of each call; 0.5 where a tool first gave the solution, 0 elsewhere.
+        turn_rewards: of each call; 0.25 for a first look at a review that is asked about, 0.5 where a calculation first
+            gives the solution, 0 elsewhere.
     """
 
     turn_rewards: list[float]
 
-    def reset(self, solution: str = "", **row) -> None:
-        """Nothing is left of the episode before."""
-        self._solution, self.turn_rewards = solution, []
+    def reset(self, solution: str = "", reviews: Sequence[int] = (), **row) -> None:
+        """Nothing is left of the episode before. Takes a row of `agent_questions`."""
+        self._solution, self._solved, self._unseen, self.turn_rewards = solution, False, set(reviews), []
 
     def look_up(self, review: int) -> str:
         """
@@ -54,7 +56,8 @@ class ReviewEnvironment:
             review: Number of the review.
         """
         found = _database().execute("SELECT rating FROM reviews WHERE number = ?", (review,)).fetchone()
-        self.turn_rewards.append(0.0)
+        self.turn_rewards.append(0.25 if review in self._unseen else 0.0)
+        self._unseen.discard(review)
         return "no such review" if found is None else str(found[0])
 
     def add(self, a: int, b: int) -> str:
@@ -88,13 +91,14 @@ class ReviewEnvironment:
         return self._noted(max(a, b))
 
     def _noted(self, result: int) -> str:
-        found = str(result) == self._solution and not any(self.turn_rewards)
+        found = str(result) == self._solution and not self._solved
+        self._solved |= found
         self.turn_rewards.append(0.5 if found else 0.0)
         return str(result)
 
 
 def agent_questions(split: str = "train") -> Dataset:
-    """Every question: columns `prompt` (a message) and `solution` (the right number, as text).
+    """Every question: columns `prompt` (a message), `solution` (the right number, as text) and `reviews`.
 
     `test` asks about a tenth of the pairs of reviews, in either order; `train` about the others.
 
@@ -107,6 +111,7 @@ def agent_questions(split: str = "train") -> Dataset:
         {
             "prompt": [[{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}] for kind, a, b in rows],
             "solution": [_solution(kind, a, b) for kind, a, b in rows],
+            "reviews": [[a, b] for _, a, b in rows],
         }
     )
 

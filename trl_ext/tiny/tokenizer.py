@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 PAD = "<pad>"
 EOS = "<eos>"
-# Lines of `role: content`. A tool call is one JSON object, `{name: arguments}`; the tools themselves are not listed: their
-# schemas would fill the 512 positions of the embedded policy. `generation` marks what the policy writes, for SFT.
+# Lines of `role: content`. A tool call is one JSON object, `{name: arguments}`; the tools themselves are not listed:
+# their schemas would fill the 512 positions of the embedded policy. `generation` marks what it writes, for SFT.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] or '' }}"
