@@ -41,7 +41,7 @@ def test_no_pair_of_reviews_is_on_both_sides(questions):
     assert load_prompts("review_agent", "test").to_dict() == questions["test"].to_dict()
 
 
-def test_demonstrations_do_what_the_tools_do_and_give_away_no_calculation(questions):
+def test_demonstrations_do_what_the_tools_do_and_half_of_them_whatever_is_drawn(questions):
     demonstrations = agent_demonstrations("test")
     assert (
         demonstrations.to_dict()
@@ -64,7 +64,7 @@ def test_demonstrations_do_what_the_tools_do_and_give_away_no_calculation(questi
         right += str(calls[-1]["answer"]) == solutions[messages[0]["content"]]
         assert environment.turn_rewards == [0.25, 0.25, 0.5 * (str(calls[-1]["answer"]) == environment._solution)]
     assert all(names == {"look_up", "add", "subtract", "larger"} for names in kinds.values())
-    assert 0.3 < right / len(demonstrations) < 0.45
+    assert 0.6 < right / len(demonstrations) < 0.8
 
 
 def test_only_the_first_right_result_and_look_are_rewarded():

@@ -117,15 +117,15 @@ def agent_questions(split: str = "train") -> Dataset:
 
 
 def agent_demonstrations(split: str = "train") -> Dataset:
-    """Episodes that show the form alone, column `messages`: which calculation they do is drawn, whatever the question.
-
-    A policy that does as they do gives the right number to a third of the questions.
+    """Episodes that show the form, column `messages`, by a careless demonstrator: every other one calculates what is
+    drawn, whatever the question. A policy that does as they do gives the right number to two thirds of the questions.
     """
     draw = random.Random(1)
     rows = [(kind, a, b) for a, b in _pairs(split) for kind in _QUESTIONS]
     draw.shuffle(rows)
     del rows[_DEMONSTRATIONS[split] :]
-    episodes = [_demonstration(kind, a, b, draw.choice(list(_CALCULATIONS.values()))) for kind, a, b in rows]
+    drawn = [_CALCULATIONS[draw.choice([kind, draw.choice(list(_QUESTIONS))])] for kind, _, _ in rows]
+    episodes = [_demonstration(*row, calculation) for row, calculation in zip(rows, drawn, strict=True)]
     return Dataset.from_dict({"messages": episodes})
 
 
