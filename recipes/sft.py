@@ -25,7 +25,9 @@ from trl_ext.data import REVIEWS, load_texts, prefixes
 class ScriptArguments:
     """What to train on, and what to do with the result."""
 
-    dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
+    dataset_name: str = field(
+        default=REVIEWS, metadata={"help": "`reviews`, `review_agent`, a local file or folder, or a hub id."}
+    )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
     dataset_test_split: str = field(default="test", metadata={"help": "Held-out split; `none`: no held-out loss."})

@@ -24,6 +24,9 @@ STOCK = ["tests/trainers/test_stock_ppo.py"]  # red on trl<1.13 alone
 BASELINES = ["tests/trainers/test_baselines.py"]
 FOLLOWING = ["tests/trainers/test_following_reference.py"]
 SCHEDULES = ["tests/functional/test_schedules.py"]
+EPISODES = ["tests/trainers/test_episodes.py"]
+TOOLS = ["tests/trainers/test_tool_guard.py"]
+AGENT = ["tests/test_review_agent.py"]
 PROCESSES = ["tests/trainers/test_two_processes.py"]
 
 NUMBERS = ["tests/rewards/test_reliability_numbers.py", "tests/rewards/test_reliability.py"]
@@ -50,6 +53,21 @@ LOO = "trainers/reinforce_loo_trainer.py"
 
 # (file in trl_ext, text, what it becomes, tests of which one must turn red)
 MUTATIONS = [
+    ("trainers/episode_limits.py", "turns > max_turns", "turns >= max_turns", EPISODES),
+    ("trainers/episode_limits.py", "i >= max_tokens", "i > max_tokens", EPISODES),
+    ("trainers/episode_limits.py", "last_turn_ended or i", "i", EPISODES),
+    ("trainers/episode_limits.py", "return turns - (", "return turns - 0 * (", EPISODES),
+    ("trainers/episodes.py", "self.args.max_episode_len or of_turn", "of_turn", EPISODES),
+    ("trainers/episodes.py", "            self.max_completion_length = of_turn", "            pass", EPISODES),
+    ("trainers/episodes.py", "> self.max_tool_calling_iterations", ">= self.max_tool_calling_iterations", EPISODES),
+    ("trainers/episodes.py", "and ids[-1] not in ends", "", EPISODES),
+    ("trainers/episodes.py", "(self.max_completion_length + 1)", "1", TOOLS),
+    ("trainers/episodes.py", "failures + len(guard.ended)", "failures", TOOLS),
+    ("trainers/episode_config.py", "self.max_episode_turns - 1", "self.max_episode_turns", EPISODES),
+    ("trainers/tool_guard.py", "if size > self.longest:", "if False:", TOOLS),
+    ("trainers/tool_guard.py", "                self._loop = None", "                pass", TOOLS),
+    ("trainers/tool_guard.py", "except KeyboardInterrupt:", "except ZeroDivisionError:", TOOLS),
+    ("data/review_agent.py", "and not self._solved", "", AGENT),
     ("functional/advantages.py", "keepdim=True) - rewards", "keepdim=True)", FUNCTIONAL),
     ("functional/advantages.py", "scorable.sum(1, keepdim=True) - 1", "scorable.sum(1, keepdim=True)", FUNCTIONAL),
     ("functional/advantages.py", "scorable & (others_count > 0)", "scorable", FUNCTIONAL),

@@ -53,7 +53,7 @@ def build_ppo_trainer(
         args: a `PPOConfig` of either kind (see `ppo_classes`).
         train_dataset (`Dataset`): with a `prompt` column.
         reward_funcs (`list[Callable]`), reward_weights (`list[float]`, *optional*): as for `trl.GRPOTrainer`.
-        value_model (`nn.Module`, *optional*): of its own; by default a head on the policy, with stock PPO a copy of its body.
+        value_model (`nn.Module`, *optional*): by default a head on the policy, with stock PPO a copy of its body.
         eval_dataset (`Dataset`, *optional*): held-out prompts; stock PPO does not evaluate and takes none.
     """
     if isinstance(args, OurPPOConfig):

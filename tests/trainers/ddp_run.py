@@ -46,6 +46,10 @@ def sampled_as_fixed(trainer):
     trainer._generate_single_turn = generate
 
 
+def baseline_of(case):
+    return case.split("-")[0]
+
+
 def train(case, folder, processes):
     extra = {"rollout_func": with_actions if case in ("loo-json", "value-turn") else fixed_rollouts(eos_every=3)}
     if case == "greedy":
@@ -55,6 +59,8 @@ def train(case, folder, processes):
     options = SGD | {"learning_rate": 0.3}
     if "target" in case:  # the coefficient of the KL and the entropy bonus move
         options |= {"kl_target": 0.01, "kl_horizon": 50, "entropy_coef": 0.01, "entropy_decay": 0.5}
+    if baseline_of(case) == "mean":  # some completions are longer
+        options |= {"max_episode_len": 8, "max_completion_length": 8}
     if "follow" in case:
         options |= {"reference": "ema", "ema_tau": 0.5}
     if "lora" in case:
@@ -66,7 +72,7 @@ def train(case, folder, processes):
     if case == "loo-stop":  # stops early where the best is the first
         extra["callbacks"] = [BestCheckpointCallback("reward", greater_is_better=False, patience=1)]
         options |= {"max_steps": 12}
-    baseline = case.split("-")[0]
+    baseline = baseline_of(case)
     trainer = loo_trainer(
         folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
         num_iterations=2, advantage_normalize="batch" if baseline == "value" else "none",

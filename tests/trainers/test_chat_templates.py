@@ -31,7 +31,7 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "Qwen 2.5": Family(TRLS / "qwen2_5.jinja", ["<|im_end|>", "<|im_start|>"], "<tool_call>\n%s\n</tool_call>"),
-    "Qwen 3": Family(TRLS / "qwen3.jinja", ["<|im_end|>", "<|im_start|>"], "I see {it}.\n<tool_call>\n%s\n</tool_call>"),
+    "Qwen 3": Family(TRLS / "qwen3.jinja", ["<|im_end|>", "<|im_start|>"], "I {see}.\n<tool_call>\n%s\n</tool_call>"),
     "Llama 3.1": Family(
         TRLS / "llama3_1.jinja", ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>"], "%s",
         arguments="parameters", bos="<|begin_of_text|>",

@@ -7,7 +7,7 @@ from trainer_builders import PROMPTS, loo_trainer, prompts, scored
 
 from trl_ext.errors import UserError
 from trl_ext.trainers import ReinforceLOOConfig
-from trl_ext.trainers.episode_limits import count_turns, cut_rollouts, kept_tokens
+from trl_ext.trainers.episode_limits import count_turns, cut_by, cut_rollouts, kept_tokens
 
 SAY, HEAR = call("echo", '"text": "ab"'), "tool: ab\nassistant: "
 TURN = len(SAY) + 1  # with the end-of-text token; one token a byte
@@ -108,6 +108,21 @@ EPISODE = [1, 1, 0, 0, 1, 1, 1, 0, 1, 0]  # three turns of 2, 3 and 1 tokens
 def test_what_is_kept_of_an_episode(max_tokens, max_turns, kept):
     assert kept_tokens(EPISODE, max_tokens, max_turns) == kept
     assert count_turns(EPISODE) == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "by"),
+    [
+        ((None, None), None),
+        ((10, 3), None),
+        ((6, 3), "tokens"),
+        ((6, 2), "tokens"),
+        ((9, 2), "turns"),
+        ((7, 2), "turns"),
+    ],
+)
+def test_which_limit_cut_it(limits, by):
+    assert cut_by(EPISODE, *limits) == by
 
 
 def test_an_episode_in_which_the_environment_speaks_first_is_cut_to_some_token():

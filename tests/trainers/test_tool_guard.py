@@ -1,6 +1,7 @@
 """A tool that misbehaves ends its episode with a named reason; the others, and the run, go on."""
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -40,10 +41,8 @@ def recursive():
 
 def stubborn():
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(10)
-        except BaseException:
-            pass
 
 
 def loop_for_ever():

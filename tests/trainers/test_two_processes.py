@@ -13,7 +13,8 @@ from trainer_builders import environment
 SCRIPT = str(Path(__file__).parent / "ddp_run.py")
 KEYS = ["reward", "objective/scores", "objective/rlhf_reward", "objective/kl", "objective/entropy", "kl",
         "advantages/mean", "advantages/std", "val/ratio", "val/num_eos_tokens", "policy/approxkl_avg",
-        "policy/clipfrac_avg", "loss/policy_avg", "grad_norm", "loss"]  # fmt: skip
+        "policy/clipfrac_avg", "loss/policy_avg", "grad_norm", "loss", "episodes/tokens",
+        "episodes/cut_ratio/tokens"]  # fmt: skip
 VALUE_KEYS = ["loss/value_avg", "value/explained_variance", "value/mean", "val/clipfrac_avg"]
 
 

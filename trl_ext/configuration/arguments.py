@@ -9,7 +9,9 @@ from ..data import REVIEWS
 class RLScriptArguments:
     """Prompts, rewards, what is shown and watched, and when to stop."""
 
-    dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
+    dataset_name: str = field(
+        default=REVIEWS, metadata={"help": "`reviews`, `review_agent`, a local file or folder, or a hub id."}
+    )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
     dataset_prompt_column: str = field(default="prompt", metadata={"help": "Column with texts or lists of messages."})

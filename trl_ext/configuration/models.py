@@ -30,7 +30,7 @@ def load_policy_and_tokenizer(model_args, trust_remote_code: bool = False):
 
 
 def load_value_model(name_or_path: str | None, model_args: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
-    """A value network: the body of that model and a scalar `score` head, which starts at zero unless the folder has one.
+    """A value network: that model's body and a scalar `score` head, which starts at zero unless the folder has one.
 
     Values then start at 0, so that the first advantages are those of plain REINFORCE. `None` for no name.
 

@@ -22,7 +22,8 @@ def load_prompts(
     """A dataset for trainers that sample: `column` renamed to `prompt`, texts or lists of messages; others untouched.
 
     Args:
-        dataset_name: `reviews`, `review_agent`, a local file (json, jsonl, csv, tsv, parquet, txt) or folder, or a hub dataset.
+        dataset_name: `reviews`, `review_agent`, a local file (json, jsonl, csv, tsv, parquet, txt) or folder, or a hub
+            dataset.
         config: configuration of a hub dataset, as `datasets.load_dataset` takes it.
         data_dir: where the snippets of `reviews` lie.
 

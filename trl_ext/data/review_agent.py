@@ -2,17 +2,18 @@
 
 user: How much better is 17 than 42?
 assistant: {"look_up": {"review": 17}}
-tool: 2.3
+tool: 2
 assistant: {"look_up": {"review": 42}}
-tool: -0.6
-assistant: {"subtract": {"a": 2.3, "b": -0.6}}
-tool: 2.9
-assistant: {"answer": 2.9}
+tool: -1
+assistant: {"subtract": {"a": 2, "b": -1}}
+tool: 3
+assistant: {"answer": 3}
 """
 
 import json
 import random
 import sqlite3
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import permutations
 
@@ -34,10 +35,18 @@ _QUESTIONS = {
 
 class ReviewEnvironment:
     """What an agent can do, for `environment_factory`: look up ratings in a SQLite database of the review snippets, and
-    calculate. Reviews are numbered from 1, in the order of `load_reviews("train")`; ratings have one decimal."""
+    calculate. Reviews are numbered from 1, in the order of `load_reviews("train")`; ratings are whole, -4 to 4.
 
-    def reset(self, **row) -> None:
-        """Nothing is left of the episode before."""
+    Attributes:
+        turn_rewards: of each call; 0.25 for a first look at a review that is asked about, 0.5 where a calculation first
+            gives the solution, 0 elsewhere.
+    """
+
+    turn_rewards: list[float]
+
+    def reset(self, solution: str = "", reviews: Sequence[int] = (), **row) -> None:
+        """Nothing is left of the episode before. Takes a row of `agent_questions`."""
+        self._solution, self._solved, self._unseen, self.turn_rewards = solution, False, set(reviews), []
 
     def look_up(self, review: int) -> str:
         """
@@ -47,11 +56,11 @@ class ReviewEnvironment:
             review: Number of the review.
         """
         found = _database().execute("SELECT rating FROM reviews WHERE number = ?", (review,)).fetchone()
-        if found is None:
-            raise ValueError(f"no review {review}")
-        return f"{found[0]:.1f}"
+        self.turn_rewards.append(0.25 if review in self._unseen else 0.0)
+        self._unseen.discard(review)
+        return "no such review" if found is None else str(found[0])
 
-    def add(self, a: float, b: float) -> str:
+    def add(self, a: int, b: int) -> str:
         """
         The sum of two numbers.
 
@@ -59,9 +68,9 @@ class ReviewEnvironment:
             a: One number.
             b: The other one.
         """
-        return _one_decimal(a + b)
+        return self._noted(a + b)
 
-    def subtract(self, a: float, b: float) -> str:
+    def subtract(self, a: int, b: int) -> str:
         """
         The first number minus the second.
 
@@ -69,9 +78,9 @@ class ReviewEnvironment:
             a: One number.
             b: What is taken off.
         """
-        return _one_decimal(a - b)
+        return self._noted(a - b)
 
-    def larger(self, a: float, b: float) -> str:
+    def larger(self, a: int, b: int) -> str:
         """
         The larger one of two numbers.
 
@@ -79,11 +88,17 @@ class ReviewEnvironment:
             a: One number.
             b: The other one.
         """
-        return _one_decimal(max(a, b))
+        return self._noted(max(a, b))
+
+    def _noted(self, result: int) -> str:
+        found = str(result) == self._solution and not self._solved
+        self._solved |= found
+        self.turn_rewards.append(0.5 if found else 0.0)
+        return str(result)
 
 
 def agent_questions(split: str = "train") -> Dataset:
-    """Every question: columns `prompt` (a message) and `solution` (the right number, as text).
+    """Every question: columns `prompt` (a message), `solution` (the right number, as text) and `reviews`.
 
     `test` asks about a tenth of the pairs of reviews, in either order; `train` about the others.
 
@@ -96,31 +111,33 @@ def agent_questions(split: str = "train") -> Dataset:
         {
             "prompt": [[{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}] for kind, a, b in rows],
             "solution": [_solution(kind, a, b) for kind, a, b in rows],
+            "reviews": [[a, b] for _, a, b in rows],
         }
     )
 
 
 def agent_demonstrations(split: str = "train") -> Dataset:
-    """Episodes that show the form alone, column `messages`: which calculation they do is drawn, whatever the question.
-
-    A policy that does as they do gives the right number to a third of the questions.
+    """Episodes that show the form, column `messages`, by a careless demonstrator: every other one calculates what is
+    drawn, whatever the question. A policy that does as they do gives the right number to two thirds of the questions.
     """
     draw = random.Random(1)
     rows = [(kind, a, b) for a, b in _pairs(split) for kind in _QUESTIONS]
     draw.shuffle(rows)
     del rows[_DEMONSTRATIONS[split] :]
-    episodes = [_demonstration(kind, a, b, draw.choice(list(_CALCULATIONS.values()))) for kind, a, b in rows]
+    drawn = [_CALCULATIONS[draw.choice([kind, draw.choice(list(_QUESTIONS))])] for kind, _, _ in rows]
+    episodes = [_demonstration(*row, calculation) for row, calculation in zip(rows, drawn, strict=True)]
     return Dataset.from_dict({"messages": episodes})
 
 
 def _demonstration(kind: str, a: int, b: int, calculation: str) -> list[dict]:
     environment, messages = ReviewEnvironment(), [{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}]
+    environment.reset()
 
-    def call(name: str, **arguments) -> float:
+    def call(name: str, **arguments) -> int:
         # as text: in a dataset the arguments of all calls would share one set of columns
         messages.append({"role": "assistant", "content": json.dumps({name: arguments})})
         messages.append({"role": "tool", "content": getattr(environment, name)(**arguments)})
-        return float(messages[-1]["content"])
+        return int(messages[-1]["content"])
 
     first, second = call("look_up", review=a), call("look_up", review=b)
     result = call(calculation, a=first, b=second)
@@ -129,7 +146,8 @@ def _demonstration(kind: str, a: int, b: int, calculation: str) -> list[dict]:
 
 def _solution(kind: str, a: int, b: int) -> str:
     environment = ReviewEnvironment()
-    first, second = (float(environment.look_up(number)) for number in (a, b))
+    environment.reset()
+    first, second = (int(environment.look_up(number)) for number in (a, b))
     return getattr(environment, _CALCULATIONS[kind])(first, second)
 
 
@@ -140,14 +158,11 @@ def _pairs(split: str) -> list[tuple[int, int]]:
     return [pair for pair, out in held_out.items() if out == (split == "test")]
 
 
-def _one_decimal(number: float) -> str:
-    return f"{round(number, 1) + 0.0:.1f}"  # + 0.0: no minus zero
-
-
 @lru_cache(maxsize=1)
 def _database() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", check_same_thread=False)  # a time limit may run a tool in another thread
-    connection.execute("CREATE TABLE reviews (number INTEGER PRIMARY KEY, text TEXT, rating REAL)")
+    connection.execute("CREATE TABLE reviews (number INTEGER PRIMARY KEY, text TEXT, rating INTEGER)")
     reviews = load_reviews("train")
-    connection.executemany("INSERT INTO reviews (text, rating) VALUES (?, ?)", zip(reviews["text"], reviews["rating"]))
+    rows = zip(reviews["text"], map(round, reviews["rating"]), strict=True)
+    connection.executemany("INSERT INTO reviews (text, rating) VALUES (?, ?)", rows)
     return connection

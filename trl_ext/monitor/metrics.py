@@ -121,7 +121,7 @@ UNMAPPED = (
     "iw_opd/*", "completions/o*_policy_*", "matched_loss", "unmatched_loss", "on_policy_loss", "off_policy_loss",
     "self_distillation/*", "odds_ratio_loss", "ppo/*", "tokens/*", "env/reward_dist", "objective/kl_dist",
     "objective/*logprobs",
-    # of trl_ext: share of completions that a reward function failed on, the reliability of the rewards, episodes of turns
+    # of trl_ext: share of completions that a reward function failed on, the reliability of the rewards, episodes
     "reward_failures/*", "reward_reliability/*", "episodes/*",
     # of a launcher: ms-swift, LLaMA-Factory, Axolotl, notebooks, Transformers at the end of a run
     "entropy/m??", "train_speed(*)", "*global_step*", "current_steps", "total_steps", "percentage", "throughput",

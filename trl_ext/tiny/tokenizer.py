@@ -12,13 +12,14 @@ from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 PAD = "<pad>"
 EOS = "<eos>"
-# Lines of `role: content`. A tool call is one JSON object, `{name: arguments}`; the tools themselves are not listed: their schemas would fill
-# the 512 positions of the embedded policy. `generation` marks what the policy writes, for `assistant_only_loss`.
+# Lines of `role: content`. A tool call is one JSON object, `{name: arguments}`; the tools themselves are not listed:
+# their schemas would fill the 512 positions of the embedded policy. `generation` marks what it writes, for SFT.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] or '' }}"
     "{% for call in message['tool_calls'] or [] %}{% if message['content'] or not loop.first %}{{ '\n' }}{% endif %}"
-    "{{ {call['function']['name']: call['function']['arguments']} | tojson }}{% endfor %}{{ eos_token }}{% endgeneration %}"
+    "{{ {call['function']['name']: call['function']['arguments']} | tojson }}{% endfor %}"
+    "{{ eos_token }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )

@@ -29,6 +29,19 @@ def kept_tokens(policy: list[int], max_tokens: int | None, max_turns: int | None
     return end
 
 
+def cut_by(policy: list[int], max_tokens: int | None, max_turns: int | None) -> str | None:
+    """Which limit cuts a completion: `"tokens"`, `"turns"`, or None where it lies within both."""
+    end = kept_tokens(policy, max_tokens, max_turns)
+    if end == len(policy):
+        return None
+    return "turns" if end == kept_tokens(policy, None, max_turns) else "tokens"
+
+
+def policy_masks(output: dict[str, Any]) -> list[list[int]]:
+    """Of what a `rollout_func` returned: 1 on the tokens that the policy chose, all of them without `env_mask`."""
+    return output.get("env_mask") or [[1] * len(ids) for ids in output["completion_ids"]]
+
+
 def cut_rollouts(output: dict[str, Any], max_tokens: int | None, max_turns: int | None) -> dict[str, Any]:
     """What a `rollout_func` returned, each completion cut at the limits, with all that it returned per token.
 
@@ -36,7 +49,7 @@ def cut_rollouts(output: dict[str, Any], max_tokens: int | None, max_turns: int 
     are whole stay.
     """
     completions = output["completion_ids"]
-    masks = output.get("env_mask") or [[1] * len(ids) for ids in completions]
+    masks = policy_masks(output)
     ends = [kept_tokens(mask, max_tokens, max_turns) for mask in masks]
     lengths, cut = [len(ids) for ids in completions], dict(output)
     if ends == lengths:

@@ -8,7 +8,7 @@ import torch
 from trl import GRPOTrainer
 
 from ..errors import UserError
-from .episode_limits import count_turns, cut_rollouts
+from .episode_limits import count_turns, cut_by, cut_rollouts, policy_masks
 from .process_statistics import global_means
 from .tool_guard import REASONS, EpisodeEnd, ToolGuard
 
@@ -16,11 +16,17 @@ CUT_BY = ("tokens", "turns")
 
 
 class EpisodeTrainer(GRPOTrainer):
-    """GRPOTrainer whose episodes end at `max_episode_len` tokens and `max_episode_turns` turns, and with a tool that fails.
+    """GRPOTrainer whose episodes end at `max_episode_len` tokens, `max_episode_turns` turns, or with a tool that fails.
 
-    Its only changes: what a `rollout_func` returns is cut at the limits; TRL's loop of tools runs with guarded tools and
-    the limit of the episode in place of a turn's; reward functions find in `ended_by` what ended an episode.
+    Its only changes: what a `rollout_func` returns is cut at the limits; TRL's loop of tools runs with guarded tools
+    and the limit of the episode in place of a turn's; reward functions find in `ended_by` what ended an episode.
     """
+
+    environment_factories: Any
+    rollout_func: Any
+    max_completion_length: int
+    _sync_tool_dicts: list[dict[str, Callable]]
+    _async_tool_dicts: list[dict[str, Callable]]
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -36,13 +42,14 @@ class EpisodeTrainer(GRPOTrainer):
     def _generate(self, prompts: list):
         mode, rollout_func = "train" if self.model.training else "eval", self.rollout_func
         limits = (self.args.max_episode_len, self.args.max_episode_turns)
-        lengths: list[int] = []
         self._ended_by = None
 
         def limited(prompts, trainer):
             output = rollout_func(prompts, trainer)
-            lengths.extend(map(len, output.get("completion_ids", ())))
-            return cut_rollouts(output, *limits) if lengths else output
+            if "completion_ids" not in output:  # TRL says what is missing
+                return output
+            self._ended_by = [cut_by(mask, *limits) for mask in policy_masks(output)]
+            return cut_rollouts(output, *limits)
 
         if rollout_func is not None and limits != (None, None):
             self.rollout_func = limited
@@ -54,20 +61,11 @@ class EpisodeTrainer(GRPOTrainer):
         if self.tools or rollout_func is not None:
             masks = tool_mask if tool_mask is not None else [[1] * len(ids) for ids in completion_ids]
             turns = [count_turns(mask) for mask in masks]
-            ended_by = self._ended_by or self._cut_by(lengths, completion_ids, turns)
+            ended_by: list[str | None] = self._ended_by or [None] * len(turns)
             if self.tools:
                 extra_fields["ended_by"] = ended_by
             self._log_episodes(mode, turns, completion_ids, ended_by)
         return result
-
-    def _cut_by(self, lengths: list[int], completion_ids: list, turns: list[int]) -> list[str | None]:
-        """Of a `rollout_func` with limits, by which its completions were cut."""
-        lengths = lengths or [len(ids) for ids in completion_ids]
-        limit = self.args.max_episode_turns
-        return [
-            None if length == len(ids) else "turns" if turn == limit else "tokens"
-            for length, ids, turn in zip(lengths, completion_ids, turns, strict=True)
-        ]
 
     def _log_episodes(self, mode: str, turns: list[int], completion_ids: list, ended_by: list[str | None]):
         def column(values: list) -> torch.Tensor:
@@ -150,8 +148,8 @@ def _name_reset(environment: Any):
             return reset(**row)
         except Exception as error:
             raise UserError(
-                f"{name}.reset failed with {type(error).__name__}: {error}. It must take any row of the dataset: mend it, "
-                "or drop the rows that it cannot take."
+                f"{name}.reset failed with {type(error).__name__}: {error}. It must take any row of the dataset: mend "
+                "it, or drop the rows that it cannot take."
             ) from error
 
     try:

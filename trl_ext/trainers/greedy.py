@@ -28,9 +28,13 @@ def greedy_rewards(trainer: GRPOTrainer, inputs: list[dict[str, Any]]) -> torch.
     most = int(trainer.accelerator.gather(count).max())  # every process must generate as many
     different += [different[-1]] * (most - len(different))
     with _unlogged(trainer), _greedy(trainer), probing():
-        _, ids, _, completions, *_ = trainer._generate(different)
+        _, ids, _, completions, _, fields, *_ = trainer._generate(different)
+        rows = [
+            row | {name: values[place] for name, values in fields.items()}
+            for row, place in zip(inputs, of_row, strict=True)
+        ]  # what ended the greedy episode, where there are tools, not the sampled one
         return GRPOTrainer._calculate_rewards(
-            trainer, inputs, prompts, [completions[place] for place in of_row], [ids[place] for place in of_row]
+            trainer, rows, prompts, [completions[place] for place in of_row], [ids[place] for place in of_row]
         )
 
 

@@ -97,7 +97,9 @@ class ToolGuard:
         return answer
 
     def _failed(self, episode: int, name: str, error: BaseException) -> EpisodeEnd:
-        reason = {TimeLimitError: "timed_out", _TooLongError: "too_long"}.get(type(error), "raised")
+        reason = (
+            "timed_out" if type(error) is TimeLimitError else "too_long" if type(error) is _TooLongError else "raised"
+        )
         message = _text_of(error)
         if reason == "raised" and self.errors == "tell":
             if len(message) <= self.longest:
@@ -125,7 +127,7 @@ class ToolGuard:
         future: Future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             answer, error = await asyncio.wait_for(asyncio.wrap_future(future), self.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await self._replace_if_stuck(loop)
             raise TimeLimitError(f"took longer than {self.timeout:g} s") from None
         if error is not None:
@@ -139,11 +141,10 @@ class ToolGuard:
         return self._loop
 
     async def _replace_if_stuck(self, loop: asyncio.AbstractEventLoop) -> None:
-        alive: Future = Future()
-        loop.call_soon_threadsafe(lambda: alive.cancelled() or alive.set_result(None))
+        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
         try:
             await asyncio.wait_for(asyncio.wrap_future(alive), 1.0)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             if self._loop is loop:
                 self._loop = None
 
