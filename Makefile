@@ -1,7 +1,7 @@
 # `make ppo` trains, `make test` tests, `make help` lists the rest. Each works from a clean clone and makes the environment it needs.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ppo reinforce_loo sft reward reward_hacking tensorboard smoke test test-current test-trl112 check format clean
+.PHONY: help ppo reinforce_loo reinforce_loo_agent sft reward reward_hacking preflight tensorboard smoke test test-current test-trl112 check format clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -15,11 +15,12 @@ RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
 THREADS ?= 1
 # TRL alone differs between the two lanes: layers that import none of it (tests/test_layers.py) are tested on one.
 WITHOUT_TRL := functional monitor checkpoints tiny
-# Tests run in that many processes.
+# Tests run in that many processes, those of a file in one: what a file prepares is prepared once.
 CORES := $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
 # PPO counts its length in episodes, in both TRL lanes; 64 a step.
 SMOKE_ppo := --total_episodes 192
+SMOKE_reinforce_loo_agent := --max_steps 3 --model_name_or_path trl_ext/tiny
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 # Accelerate would count physical cores, and warn; in a container or on two hyper-threads that is often one.
@@ -57,6 +58,12 @@ sft: ## train a policy on the review sentences from scratch
 reward: ## train a reward model on what human judges thought of the review sentences
 ppo reinforce_loo sft reward: $(VENV)/.installed-recipes
 	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
+preflight: $(VENV)/.installed-recipes ## check a recipe before it runs: make preflight ARGS="--config recipes/ppo.yaml"
+	$(VENV)/bin/trl-ext preflight $(or $(ARGS),--config recipes/ppo.yaml)
+reinforce_loo_agent: $(VENV)/.installed-recipes $(RUNS)/reinforce_loo_agent_sft/config.json ## an agent with tools, taught the form first
+	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
+$(RUNS)/reinforce_loo_agent_sft/config.json: | $(VENV)/.installed-recipes
+	$(LAUNCH) recipes/sft.py --config recipes/reinforce_loo_agent_sft.yaml --output_dir $(RUNS)/reinforce_loo_agent_sft
 reward_hacking: $(VENV)/.installed-recipes $(RUNS)/reward/config.json ## a reward that is hacked, on purpose, and a callback that says so
 	$(LAUNCH) recipes/ppo.py --config recipes/$@.yaml $(ARGS)
 # The held-back reward of it, where no `make reward` has made it yet.
@@ -74,9 +81,9 @@ smoke-%: $(VENV)/.installed-recipes
 test: ## the tests, on current TRL and on TRL 1.12
 	@$(MAKE) --no-print-directory --keep-going test-current test-trl112
 test-current: $(VENV)/.installed-all ## the tests on current TRL
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(CORES) $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(CORES) --dist loadfile $(PYTEST_ARGS)
 test-trl112: $(VENV_TRL112)/.installed-all ## the tests on TRL 1.12, the last with its own PPO
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV_TRL112)/bin/python -m pytest -n $(CORES) \
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV_TRL112)/bin/python -m pytest -n $(CORES) --dist loadfile \
 		$(or $(PYTEST_ARGS),$(addprefix --ignore=tests/,$(WITHOUT_TRL)))
 
 check: $(VENV)/.installed-all ## lint, format and types

@@ -25,7 +25,7 @@ from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_
 from trl_ext.data import ReviewEnvironment, load_prompts
 from trl_ext.reporting.finish import finish_run
 
-HELD_OUT = 64  # questions that are asked before and after, num_generations times each
+HELD_OUT = 128  # questions that are asked before and after, num_generations times each
 NEXT = {
     "make tensorboard": "curves of all runs",
     "make reinforce_loo_agent ARGS='--mask completion'": "what stands around the actions learns as well",
@@ -35,7 +35,7 @@ NEXT = {
 
 def solved(trainer: ReinforceLOOTrainer) -> float:
     """Share of the held-out questions that are answered with the right number, sampled as in training."""
-    return trainer.evaluate()["eval_rewards/numeric/mean"]
+    return trainer.evaluate()["eval_rewards/answered/mean"]
 
 
 @cli_errors()

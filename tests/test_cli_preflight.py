@@ -7,8 +7,10 @@ import sys
 
 import pytest
 import yaml
+from trl import GRPOConfig
 
 from trl_ext.cli import main
+from trl_ext.configuration import to_yaml
 from trl_ext.errors import UserError
 from trl_ext.preflight.names import FAMILIES
 from trl_ext.preflight.setup import trainer_of_options
@@ -134,6 +136,12 @@ def test_a_script_that_never_trains_is_told(tmp_path, capsys):
 )
 def test_the_trainer_is_told_from_the_options(file, trainer):
     assert trainer_of_options(f"recipes/{file}.yaml") == trainer
+
+
+def test_a_file_that_a_configuration_wrote_says_whose_it_is(tmp_path):
+    args = GRPOConfig(str(tmp_path / "run"), use_cpu=True, bf16=False, num_generations=4, report_to="none")
+    to_yaml(args, tmp_path / "grpo.yaml")
+    assert trainer_of_options(str(tmp_path / "grpo.yaml")) == "grpo"
 
 
 def test_options_of_no_known_trainer_ask_for_the_script(tmp_path):

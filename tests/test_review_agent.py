@@ -9,6 +9,7 @@ from trl_ext.data import (
     ReviewEnvironment,
     agent_demonstrations,
     agent_questions,
+    answered,
     load_prompts,
     load_reviews,
     load_texts,
@@ -61,22 +62,30 @@ def test_demonstrations_do_what_the_tools_do_and_half_of_them_whatever_is_drawn(
             ((name, arguments),) = call.items()
             assert getattr(environment, name)(**arguments) == answer["content"]
             kinds.setdefault(messages[0]["content"].split()[1:3][-1], set()).add(name)
-        right += str(calls[-1]["answer"]) == solutions[messages[0]["content"]]
-        assert environment.turn_rewards == [0.25, 0.25, 0.5 * (str(calls[-1]["answer"]) == environment._solution)]
+        assert calls[-1] == {"done": True}
+        solved = messages[-2]["content"] == solutions[text]
+        right += solved
+        assert environment.turn_rewards == [0.25, 0.25, 0.5 * solved]
+        assert answered([messages[1:]], [solutions[text]]) == [float(solved)]
     assert all(names == {"look_up", "add", "subtract", "larger"} for names in kinds.values())
     assert 0.6 < right / len(demonstrations) < 0.8
 
 
 def test_only_the_first_right_result_and_look_are_rewarded():
     environment = ReviewEnvironment()
-    environment.reset(solution="3")
-    for _ in range(3):
-        environment.add(1, 2)
-    assert environment.turn_rewards == [0.5, 0.0, 0.0]
-    environment.reset(solution="3", reviews=[4, 5])
+    environment.reset(reviews=[4, 5])
     for review in (4, 4, 6, 5):
         environment.look_up(review)
     assert environment.turn_rewards == [0.25, 0.0, 0.0, 0.25]
+    ratings = [round(rating) for rating in load_reviews("train")["rating"]]
+    assert environment.add() == str(ratings[6 - 1] + ratings[5 - 1])  # the two that were looked up last
+    environment.reset(solution=str(ratings[4 - 1] - ratings[5 - 1]), reviews=[4, 5])
+    environment.look_up(4)
+    assert environment.subtract() == "look up two reviews first"
+    environment.look_up(5)
+    for _ in range(2):
+        environment.subtract()
+    assert environment.turn_rewards == [0.25, 0.0, 0.25, 0.5, 0.0]
     environment.reset(solution="3")
     assert environment.turn_rewards == []
     assert environment.look_up(10**9) == "no such review"

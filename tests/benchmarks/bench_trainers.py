@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 SHAPES = {
@@ -43,43 +44,52 @@ COMPARISONS = [
 
 def run(trainer_name: str, shape_name: str, threads: int) -> dict:
     import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-    from transformers import TrainerCallback
 
     torch.set_num_threads(threads)
     shape = SHAPES[shape_name]
     with tempfile.TemporaryDirectory() as folder:
-        trainer, every = build(trainer_name, shape, folder)
-        counts = {"tokens": 0, "optimizer_steps": 0}
-        policy = getattr(trainer.model, "policy", trainer.model)
-        models = [policy, getattr(trainer, "ref_model", None), trainer.bench_value_model]
-        for model in [m for m in models if m is not None]:
-            backbone = getattr(model, model.base_model_prefix)
-            backbone.register_forward_pre_hook(
-                lambda _m, args, kwargs: counts.__setitem__("tokens", counts["tokens"] + ids_of(args, kwargs).numel()),
-                with_kwargs=True,
-            )
+        return measure(*build(trainer_name, shape, folder), shape["samples"])
 
-        def count_step(*_):
-            counts["optimizer_steps"] += 1
 
-        register_optimizer_step_post_hook(count_step)
+def measure(trainer, every: int, samples: int) -> dict:
+    """Trains; `every` optimizer steps are an update, of `samples` completions."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from transformers import TrainerCallback
 
-        class Clock(TrainerCallback):
-            times = []  # noqa: RUF012 - one run a process
+    counts = {"tokens": 0, "optimizer_steps": 0}
+    policy = getattr(trainer.model, "policy", trainer.model)
+    models = [policy, getattr(trainer, "ref_model", None), trainer.bench_value_model]
+    for model in [m for m in models if m is not None]:
+        backbone = getattr(model, model.base_model_prefix)
+        backbone.register_forward_pre_hook(
+            lambda _m, args, kwargs: counts.__setitem__("tokens", counts["tokens"] + ids_of(args, kwargs).numel()),
+            with_kwargs=True,
+        )
 
-            def on_step_end(self, args, state, control, **kwargs):
-                if state.global_step % every == 0:
-                    self.times.append(time.perf_counter())
+    def count_step(*_):
+        counts["optimizer_steps"] += 1
 
-        trainer.add_callback(Clock())
-        base = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
-        trainer.train()
-        seconds = [b - a for a, b in zip(Clock.times, Clock.times[1:], strict=False)]
-    updates = len(Clock.times)
+    register_optimizer_step_post_hook(count_step)
+
+    class Clock(TrainerCallback):
+        def __init__(self):
+            self.wall, self.cpu = [], []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step % every == 0:
+                self.wall.append(time.perf_counter())
+                self.cpu.append(time.process_time())
+
+    clock = Clock()
+    trainer.add_callback(clock)
+    base = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak, VmHWM
+    trainer.train()
+    updates = len(clock.wall)
+    wall, cpu = (statistics.median(b - a for a, b in pairwise(times)) for times in (clock.wall, clock.cpu))
     return {
-        "samples_per_second": shape["samples"] / statistics.median(seconds),
+        "samples_per_second": samples / wall,
+        "samples_per_cpu_second": samples / cpu,
         "peak_mb": (resident("VmHWM") - base) / 1024,
         "tokens_per_update": counts["tokens"] // updates,
         "optimizer_steps_per_update": counts["optimizer_steps"] / updates,
@@ -96,73 +106,101 @@ def resident(field: str) -> int:
 
 
 def build(name: str, shape: dict, folder: str):
+    if "ppo" in name:
+        return build_ppo(name, shape, folder)
+    trainer, options = {
+        "reinforce_loo": ("reinforce_loo", {"beta": 0.0}),
+        "reinforce_loo_kl": ("reinforce_loo", {"beta": 0.05}),
+        "grpo": ("grpo", {"beta": 0.0, "loss_type": "dr_grpo"}),
+        "rloo": ("rloo", {"beta": 0.05}),
+    }[name]
+    return build_groups(trainer, shape, folder, options), 1
+
+
+def common(shape: dict, folder: str):
+    """(tokenizer, the model's configuration, prompts, options of every trainer)."""
     import torch
-    from datasets import Dataset
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+    from transformers import Qwen2Config
 
     from trl_ext import tiny
 
     torch.manual_seed(0)
     tokenizer = tiny.byte_tokenizer()
     pads = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = Qwen2Config(**shape["model"], **pads)
-    model = Qwen2ForCausalLM(config)
     rows = (shape["updates"] + 2) * shape["samples"]  # stock PPO steps more often where a pass over the data ends
     letters = torch.randint(97, 123, (rows, shape["prompt"])).tolist()  # one token a letter
-    prompts = ["".join(map(chr, row)) for row in letters]
-    common = {
+    options = {
         "output_dir": folder, "per_device_train_batch_size": shape["micro_batch"], "report_to": "none",
         "gradient_accumulation_steps": shape["samples"] // shape["micro_batch"], "learning_rate": 1e-5,
         "use_cpu": True, "bf16": False, "logging_steps": 1,
         "gradient_checkpointing": False, "disable_tqdm": True, "save_strategy": "no", "temperature": 1.0,
         "log_level": "error",
     }  # fmt: skip
-    fixed = {"generation_kwargs": {"min_new_tokens": shape["response"]}}  # no EOS before the end, for TRL's GRPO family
-    if "ppo" in name:
-        torch.manual_seed(1)
-        value_model = Qwen2ForSequenceClassification(Qwen2Config(**shape["model"], **pads, num_labels=1))
-        ppo = {
-            "num_ppo_epochs": shape["epochs"], "num_mini_batches": 1, "response_length": shape["response"],
-            "total_episodes": shape["samples"] * shape["updates"], "num_sample_generations": 0,
-        }  # fmt: skip
-        data = Dataset.from_dict({"input_ids": tokenizer(prompts)["input_ids"]})
-        if name == "stock_ppo":
-            from trl.experimental.ppo import PPOConfig, PPOTrainer
+    return tokenizer, Qwen2Config(**shape["model"], **pads), ["".join(map(chr, row)) for row in letters], options
 
-            trainer = PPOTrainer(PPOConfig(**common, **ppo), tokenizer, model, None, free_reward(), data, value_model,
-                                 eval_dataset=data)  # fmt: skip
-            every = 1
-        else:
-            from trl_ext import PPOConfig, PPOTrainer
 
-            value_model = None if name == "ppo_head" else value_model
-            trainer = PPOTrainer(PPOConfig(**common, **ppo, **fixed, stop_token="eos"), tokenizer, model, None,
-                                 free_reward(), data, value_model)  # fmt: skip
-            every = shape["epochs"]
-        trainer.bench_value_model = value_model
-        return trainer, every
+def no_end(shape: dict) -> dict:
+    """No EOS before the end, for TRL's GRPO family."""
+    return {"generation_kwargs": {"min_new_tokens": shape["response"]}}
 
-    options = {**common, **fixed, "max_completion_length": shape["response"], "num_generations": GENERATIONS,
-               "max_steps": shape["updates"]}  # fmt: skip
-    data = Dataset.from_dict({"prompt": prompts})
-    arguments = {"train_dataset": data, "processing_class": tokenizer}
-    if name.startswith("reinforce_loo"):
-        from trl_ext import ReinforceLOOConfig, ReinforceLOOTrainer
 
-        args = ReinforceLOOConfig(**options, beta=0.05 if name.endswith("kl") else 0.0)
-        trainer = ReinforceLOOTrainer(model, free_function, args, **arguments)
-    elif name == "grpo":
-        from trl import GRPOConfig, GRPOTrainer
+def build_ppo(name: str, shape: dict, folder: str):
+    import torch
+    from datasets import Dataset
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-        trainer = GRPOTrainer(model, free_function, GRPOConfig(**options, beta=0.0, loss_type="dr_grpo"), **arguments)
+    tokenizer, config, prompts, options = common(shape, folder)
+    model = Qwen2ForCausalLM(config)
+    torch.manual_seed(1)
+    value_model = Qwen2ForSequenceClassification(Qwen2Config(**{**config.to_dict(), "num_labels": 1}))
+    options |= {
+        "num_ppo_epochs": shape["epochs"], "num_mini_batches": 1, "response_length": shape["response"],
+        "total_episodes": shape["samples"] * shape["updates"], "num_sample_generations": 0,
+    }  # fmt: skip
+    data = Dataset.from_dict({"input_ids": tokenizer(prompts)["input_ids"]})
+    if name == "stock_ppo":
+        from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+        trainer = PPOTrainer(PPOConfig(**options), tokenizer, model, None, free_reward(), data, value_model,
+                             eval_dataset=data)  # fmt: skip
+        every = 1
     else:
-        from trl import RLOOConfig, RLOOTrainer
+        from trl_ext import PPOConfig, PPOTrainer
 
-        model.save_pretrained(f"{folder}/policy")  # RLOO loads its reference by name
+        value_model = None if name == "ppo_head" else value_model
+        args = PPOConfig(**options, **no_end(shape), stop_token="eos")
+        trainer = PPOTrainer(args, tokenizer, model, None, free_reward(), data, value_model)
+        every = shape["epochs"]
+    trainer.bench_value_model = value_model
+    return trainer, every
+
+
+def build_groups(name: str, shape: dict, folder: str, more: dict):
+    """`reinforce_loo`, `grpo` or `rloo` with the options in `more`."""
+    from datasets import Dataset
+    from transformers import Qwen2ForCausalLM
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+    from trl_ext import ReinforceLOOConfig, ReinforceLOOTrainer
+
+    tokenizer, config, prompts, options = common(shape, folder)
+    model = Qwen2ForCausalLM(config)
+    if name == "rloo":  # it loads its reference by name
+        model.save_pretrained(f"{folder}/policy")
         model = Qwen2ForCausalLM.from_pretrained(f"{folder}/policy")
-        trainer = RLOOTrainer(model, free_function, RLOOConfig(**options, beta=0.05), **arguments)
+    make_args, make_trainer = {
+        "reinforce_loo": (ReinforceLOOConfig, ReinforceLOOTrainer),
+        "grpo": (GRPOConfig, GRPOTrainer),
+        "rloo": (RLOOConfig, RLOOTrainer),
+    }[name]
+    args = make_args(
+        **options, **no_end(shape), max_completion_length=shape["response"], num_generations=GENERATIONS,
+        max_steps=shape["updates"], **more,
+    )  # fmt: skip
+    data = Dataset.from_dict({"prompt": prompts})
+    trainer = make_trainer(model, free_function, args, train_dataset=data, processing_class=tokenizer)
     trainer.bench_value_model = None
-    return trainer, 1
+    return trainer
 
 
 def free_function(completion_ids, **kwargs):

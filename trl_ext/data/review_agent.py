@@ -5,15 +5,18 @@ assistant: {"look_up": {"review": 17}}
 tool: 2
 assistant: {"look_up": {"review": 42}}
 tool: -1
-assistant: {"subtract": {"a": 2, "b": -1}}
+assistant: {"subtract": {}}
 tool: 3
-assistant: {"answer": 3}
+assistant: {"done": true}
+
+What it calculated last is its answer. The arithmetic takes the ratings that were looked up: a policy of a million
+parameters copies the numbers of a question, and hardly those of several answers.
 """
 
 import json
 import random
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import permutations
 
@@ -47,6 +50,7 @@ class ReviewEnvironment:
     def reset(self, solution: str = "", reviews: Sequence[int] = (), **row) -> None:
         """Nothing is left of the episode before. Takes a row of `agent_questions`."""
         self._solution, self._solved, self._unseen, self.turn_rewards = solution, False, set(reviews), []
+        self._ratings: list[int] = []
 
     def look_up(self, review: int) -> str:
         """
@@ -58,43 +62,41 @@ class ReviewEnvironment:
         found = _database().execute("SELECT rating FROM reviews WHERE number = ?", (review,)).fetchone()
         self.turn_rewards.append(0.25 if review in self._unseen else 0.0)
         self._unseen.discard(review)
-        return "no such review" if found is None else str(found[0])
+        if found is None:
+            return "no such review"
+        self._ratings.append(found[0])
+        return str(found[0])
 
-    def add(self, a: int, b: int) -> str:
+    def add(self) -> str:
         """
-        The sum of two numbers.
-
-        Args:
-            a: One number.
-            b: The other one.
+        The sum of the two ratings that were looked up last.
         """
-        return self._noted(a + b)
+        return self._calculated(lambda a, b: a + b)
 
-    def subtract(self, a: int, b: int) -> str:
+    def subtract(self) -> str:
         """
-        The first number minus the second.
-
-        Args:
-            a: One number.
-            b: What is taken off.
+        The rating that was looked up before the last, minus the last.
         """
-        return self._noted(a - b)
+        return self._calculated(lambda a, b: a - b)
 
-    def larger(self, a: int, b: int) -> str:
+    def larger(self) -> str:
         """
-        The larger one of two numbers.
-
-        Args:
-            a: One number.
-            b: The other one.
+        The larger one of the two ratings that were looked up last.
         """
-        return self._noted(max(a, b))
+        return self._calculated(max)
 
-    def _noted(self, result: int) -> str:
-        found = str(result) == self._solution and not self._solved
+    def _calculated(self, calculation: Callable[[int, int], int]) -> str:
+        result = str(calculation(*self._ratings[-2:])) if len(self._ratings) > 1 else "look up two reviews first"
+        found = result == self._solution and not self._solved
         self._solved |= found
         self.turn_rewards.append(0.5 if found else 0.0)
-        return str(result)
+        return result
+
+
+def answered(completions: list, solution: list[str], **columns: object) -> list[float]:
+    """1 where what the last tool said is the solution, else 0: a reward for `reward_funcs`."""
+    said = [[message["content"] for message in turns if message["role"] == "tool"] for turns in completions]
+    return [float(bool(answers) and answers[-1] == right) for answers, right in zip(said, solution, strict=True)]
 
 
 def agent_questions(split: str = "train") -> Dataset:
@@ -133,22 +135,23 @@ def _demonstration(kind: str, a: int, b: int, calculation: str) -> list[dict]:
     environment, messages = ReviewEnvironment(), [{"role": "user", "content": _QUESTIONS[kind].format(a=a, b=b)}]
     environment.reset()
 
-    def call(name: str, **arguments) -> int:
+    def call(name: str, **arguments: int) -> None:
         # as text: in a dataset the arguments of all calls would share one set of columns
         messages.append({"role": "assistant", "content": json.dumps({name: arguments})})
         messages.append({"role": "tool", "content": getattr(environment, name)(**arguments)})
-        return int(messages[-1]["content"])
 
-    first, second = call("look_up", review=a), call("look_up", review=b)
-    result = call(calculation, a=first, b=second)
-    return [*messages, {"role": "assistant", "content": json.dumps({"answer": result})}]
+    call("look_up", review=a)
+    call("look_up", review=b)
+    call(calculation)
+    return [*messages, {"role": "assistant", "content": json.dumps({"done": True})}]
 
 
 def _solution(kind: str, a: int, b: int) -> str:
     environment = ReviewEnvironment()
     environment.reset()
-    first, second = (int(environment.look_up(number)) for number in (a, b))
-    return getattr(environment, _CALCULATIONS[kind])(first, second)
+    for number in (a, b):
+        environment.look_up(number)
+    return getattr(environment, _CALCULATIONS[kind])()
 
 
 def _pairs(split: str) -> list[tuple[int, int]]:

@@ -9,7 +9,8 @@ import torch
 import yaml
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config
 
-from trl_ext.configuration import RLScriptArguments, building, load_policy_and_tokenizer, parse
+from trl_ext.configuration import RLScriptArguments, building, load_policy_and_tokenizer, load_value_model, parse
+from trl_ext.configuration.header import HEADER
 from trl_ext.data import load_prompts
 from trl_ext.errors import UserError
 from trl_ext.rewards import check_reward_funcs, load_reward_funcs
@@ -57,7 +58,11 @@ def trainer_of_options(config: str | None) -> str:
             content = yaml.load(Path(config).read_text(encoding="utf-8"), StrictLoader)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"{config}: not YAML: {error}") from error
-    options = set(content) if isinstance(content, dict) else set()
+    content = content if isinstance(content, dict) else {}
+    written_by = {config.__name__: name for name, config in CONFIGS.items()}
+    if content.get("config_class") in written_by:  # by `to_yaml`
+        return written_by[content["config_class"]]
+    options = set(content) - set(HEADER)
     unknown = {name: options - set(hints_of(name)) - {"env"} for name in TRAINERS}
     fewest = min(len(names) for names in unknown.values())
     fitting = [name for name in TRAINERS if len(unknown[name]) == fewest]
@@ -90,13 +95,14 @@ def _build(name: str, words: list[str]) -> Any:
         check_reward_funcs(reward_funcs, dataset)
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(args, "trust_remote_code", False))
         peft_config = get_peft_config(model_args)
+        value_model = load_value_model(script_args.value_model_name_or_path, model_args, tokenizer)
         if name == "ppo":
             return PPOTrainer(args, tokenizer, model, reward_funcs=reward_funcs, train_dataset=dataset,
-                              peft_config=peft_config)  # fmt: skip
+                              value_model=value_model, peft_config=peft_config)  # fmt: skip
         trainer_class = {"reinforce_loo": ReinforceLOOTrainer, "grpo": GRPOTrainer, "rloo": RLOOTrainer}[name]
         return trainer_class(
             model=model, reward_funcs=reward_funcs, args=args, train_dataset=dataset, processing_class=tokenizer,
-            peft_config=peft_config,
+            peft_config=peft_config, **({"value_model": value_model} if name == "reinforce_loo" else {}),
         )  # fmt: skip
 
 
