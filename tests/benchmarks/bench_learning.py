@@ -30,6 +30,7 @@ TRAINERS = {
 }  # fmt: skip
 COLOURS = {"reinforce_loo": "#1f77b4", "reinforce_loo_value": "#17becf", "ppo": "#9467bd",
            "ppo_network": "#2ca02c", "grpo": "#ff7f0e", "rloo": "#d62728", "stock_ppo": "#7f7f7f"}  # fmt: skip
+STOCK = ("grpo", "rloo", "stock_ppo")
 TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's, two-sided, by number of seeds
 KEY = ("task", "trainer", "lr", "seed", "steps")
@@ -144,7 +145,33 @@ def table(runs: Runs, task: str, trainers: list[str]) -> list[str]:
     for _, trainer, rate, columns, count in sorted(found, reverse=True, key=lambda row: row[0]):
         cells = " | ".join(f"{mean:.3f} ± {half:.3f}" for mean, half in columns.values())
         lines.append(f"| {TRAINERS[trainer]} | {rate:g} | {cells} | {count} |")
-    return [*lines, ""]
+    return [*lines, "", *verdict(runs, task, trainers)]
+
+
+def at_least_as_good(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """Difference of the means, and half of its 95% confidence interval (Welch, by the smaller number of seeds)."""
+    spread = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
+    return statistics.mean(ours) - statistics.mean(theirs), T_95[min(len(ours), len(theirs))] * spread
+
+
+def verdict(runs: Runs, task: str, trainers: list[str]) -> list[str]:
+    """The best of ours against the best of TRL's, by the objective."""
+    best: dict[bool, tuple[float, str, list[float]]] = {}
+    for trainer in trainers:
+        rate = best_rate(runs, task, trainer)
+        values = [row["objective"] for row in runs.of(task, trainer, REPORTED, rate)] if rate is not None else []
+        if len(values) > 1:
+            candidate = (statistics.mean(values), trainer, values)
+            stock = trainer in STOCK
+            best[stock] = max(best.get(stock, candidate), candidate)
+    if len(best) < 2:
+        return []
+    difference, half = at_least_as_good(best[False][2], best[True][2])
+    word = "at least as good" if difference + half >= 0 else "worse"
+    return [
+        f"{TRAINERS[best[False][1]]} against {TRAINERS[best[True][1]]}: {difference:+.3f} ± {half:.3f}, {word}.",
+        "",
+    ]
 
 
 def smooth(values: list[float], width: int = 9) -> list[float]:
@@ -169,7 +196,7 @@ def plot(runs: Runs, options: argparse.Namespace) -> None:
             mean = [statistics.mean(point) for point in zip(*curves, strict=True)]
             low, high = ([f(point) for point in zip(*curves, strict=True)] for f in (min, max))
             samples = [64 * (i + 1) for i in range(len(mean))]
-            ours = not trainer.startswith(("stock", "grpo", "rloo"))
+            ours = trainer not in STOCK
             label = f"{TRAINERS[trainer]} ({rate:g})"
             panel.plot(samples, mean, color=COLOURS[trainer], label=label, linewidth=2 if ours else 1.3,
                        linestyle="-" if ours else "--")  # fmt: skip

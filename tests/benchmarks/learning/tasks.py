@@ -41,7 +41,7 @@ class Task(NamedTuple):
     rates: tuple[float, ...]
 
 
-TASKS = {"review": Task(24, 0.05, 120, (1e-4, 2e-4, 3e-4, 1e-3)), "json": Task(48, 0.0, 80, (1e-4, 3e-4, 1e-3))}
+TASKS = {"review": Task(24, 0.05, 120, (1e-4, 2e-4, 3e-4, 1e-3)), "json": Task(48, 0.0, 80, (1e-4, 3e-4, 1e-3, 2e-3))}
 
 
 def prompts(task: str, split: str) -> list[str]:
