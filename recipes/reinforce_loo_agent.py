@@ -25,7 +25,7 @@ from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_
 from trl_ext.data import ReviewEnvironment, load_prompts
 from trl_ext.reporting.finish import finish_run
 
-HELD_OUT = 128  # questions that are asked before and after, num_generations times each
+HELD_OUT = 256  # questions that are asked before and after, num_generations times each
 NEXT = {
     "make tensorboard": "curves of all runs",
     "make reinforce_loo_agent ARGS='--mask completion'": "what stands around the actions learns as well",
