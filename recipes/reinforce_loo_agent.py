@@ -28,7 +28,7 @@ from trl_ext.reporting.finish import finish_run
 HELD_OUT = 256  # questions that are asked before and after, num_generations times each
 NEXT = {
     "make tensorboard": "curves of all runs",
-    "make reinforce_loo_agent ARGS='--mask completion'": "what stands around the actions learns as well",
+    "make reinforce_loo_agent ARGS='--mask json_actions'": "nothing but the actions learns",
     "make reinforce_loo_agent ARGS='--max_episode_turns 3'": "too short for an answer: nothing can be learned",
 }
 
