@@ -13,7 +13,7 @@ from trl_ext.cli import main
 from trl_ext.configuration import to_yaml
 from trl_ext.errors import UserError
 from trl_ext.preflight.names import FAMILIES
-from trl_ext.preflight.setup import trainer_of_options
+from trl_ext.preflight.setup import recipe_of_options, trainer_of_options
 
 OPTIONS = {
     "model_name_or_path": "trl_ext/tiny", "dtype": "float32", "reward_funcs": ["sentiment", "length"], "max_steps": 160,
@@ -144,9 +144,25 @@ def test_a_file_that_a_configuration_wrote_says_whose_it_is(tmp_path):
     assert trainer_of_options(str(tmp_path / "grpo.yaml")) == "grpo"
 
 
+@pytest.mark.parametrize(
+    ("file", "recipe"),
+    [("reinforce_loo_agent_sft", "sft"), ("ppo", None), ("reinforce_loo", None)],
+)
+def test_the_recipe_is_told_from_the_options(file, recipe):
+    expected = None if recipe is None else f"recipes/{recipe}.py"
+    assert recipe_of_options(f"recipes/{file}.yaml") == expected
+
+
+def test_an_option_of_another_trainer_asks_for_its_script(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("learning_rate: 1e-4\nassistant_only_loss: true\n")
+    with pytest.raises(UserError, match=r"assistant_only_loss is no option of .*--script recipes/sft\.py"):
+        recipe_of_options(str(path))
+
+
 def test_options_of_no_known_trainer_ask_for_the_script(tmp_path):
     path = tmp_path / "sft.yaml"
-    path.write_text("packing: true\nmax_length: 100\nneftune_noise_alpha: 5\n")
+    path.write_text("alpha: true\ndepth: 100\nneftune_noise_alpha: 5\n")
     with pytest.raises(UserError, match="--script"):
         trainer_of_options(str(path))
 

@@ -98,9 +98,9 @@ def ppo(tmp_path, rewards=letter_share, dataset=None, model=None, tokenizer=None
 TEXTS = [f"{text} is what it says and no more" for text in PROMPTS]
 
 
-def sft(tmp_path, texts=TEXTS, tokenizer=None, **options):
+def sft(tmp_path, texts=TEXTS, tokenizer=None, dataset=None, **options):
     args = SFTConfig(str(tmp_path / "run"), **(COMMON | {"max_length": 64, "loss_type": "nll"} | options))
-    return SFTTrainer(policy(), args, train_dataset=Dataset.from_dict({"text": list(texts)}),
+    return SFTTrainer(policy(), args, train_dataset=dataset or Dataset.from_dict({"text": list(texts)}),
                       processing_class=tokenizer or byte_tokenizer())  # fmt: skip
 
 

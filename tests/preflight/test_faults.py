@@ -3,8 +3,11 @@
 import pytest
 import torch
 from datasets import Dataset
+from episode_builders import agent
+from peft import LoraConfig
 from subjects import (
     HEALTHY,
+    LORA,
     PROMPTS,
     complaints,
     dpo,
@@ -80,6 +83,8 @@ def test_dropout_is_found(tmp_path):
 
 def test_a_cut_distribution_and_another_temperature_are_found(tmp_path):
     assert looked_at(loo(tmp_path, top_k=5), "alignment")["sampling"].status == WARN
+    for options in ({"no_repeat_ngram_size": 2}, {"min_new_tokens": 3}, {"suppress_tokens": [7]}):
+        assert looked_at(loo(tmp_path, generation_kwargs=options), "alignment")["sampling"].status == WARN
     other = looked_at(loo(tmp_path, generation_kwargs={"temperature": 0.5}), "alignment")["sampling"]
     assert (other.status, "0.5" in other.message) == (FAIL, True)
 
@@ -217,6 +222,109 @@ def test_the_sample_shows_every_token_once_with_what_it_is_to_training(tmp_path)
     assert text.startswith(tuple(PROMPTS)) and text.endswith("<eos>")
 
 
+def test_a_mask_of_actions_that_is_moved_is_found(tmp_path):
+    def moved(output):
+        output["tool_mask"] = output["tool_mask"].roll(1, dims=1) * output["completion_mask"]
+
+    def build():
+        return loo(
+            tmp_path, trainer={"rollout_func": actions_with_answers}, mask="json_actions", max_completion_length=40
+        )
+
+    assert looked_at(build(), "masks")["tools"].status == PASS
+    found = looked_at(injured(build(), moved), "masks")["tools"]
+    assert found.status == FAIL and found.numbers["wrong_tokens"] > 0
+
+
+def actions_with_answers(prompts, trainer):
+    ids = trainer._tokenizer('{"a": 1}tool says 5{"b": 2}')["input_ids"]
+    mask = [1] * 8 + [0] * 11 + [1] * 8
+    return {"prompt_ids": trainer._tokenizer(prompts)["input_ids"], "completion_ids": [list(ids) for _ in prompts],
+            "logprobs": None, "env_mask": [list(mask) for _ in prompts]}  # fmt: skip
+
+
+def test_an_answer_of_a_tool_that_is_taken_for_the_policys_own_is_found(tmp_path):
+    """The loop of tools itself marks it wrongly: the messages tell."""
+    trainer = agent(tmp_path, one_call, trainer={"tools": [shout]})
+    assert looked_at(trainer, "masks")["tools"].status == PASS
+    trainer = agent(tmp_path, one_call, trainer={"tools": [shout]})
+    loop = trainer._tool_call_loop
+
+    def unmasked(*args):
+        mask, *rest = loop(*args)
+        return [[1] * len(row) for row in mask], *rest
+
+    trainer._tool_call_loop = unmasked
+    found = looked_at(trainer, "masks")["tools"]
+    assert found.status == FAIL and found.numbers["answers_not_masked"] > 0
+
+
+def shout(text: str) -> str:
+    """
+    Says it louder.
+
+    Args:
+        text: What to say.
+    """
+    return f"LOUD {text.upper()}"
+
+
+def one_call(text):
+    return '{"shout": {"text": "hello there"}}' if "LOUD" not in text else "said"
+
+
+def with_prompts(tmp_path, **options):
+    rows = {"prompt": [f"{text} " for text in PROMPTS], "completion": ["is what it says"] * len(PROMPTS)}
+    return sft(tmp_path, dataset=Dataset.from_dict(rows), **options)
+
+
+def test_prompts_that_are_trained_are_found(tmp_path):
+    assert looked_at(with_prompts(tmp_path), "masks")["prompts"].status == PASS
+    whole = looked_at(with_prompts(tmp_path, completion_only_loss=False), "masks")
+    assert whole["prompts"].status == WARN
+    trainer = with_prompts(tmp_path)
+    original = trainer.data_collator
+    trainer.data_collator = lambda rows: original(rows) | {"labels": original(rows)["input_ids"].clone()}
+    found = looked_at(trainer, "masks")["prompts"]
+    assert found.status == FAIL and found.numbers["trained_prompt_tokens"] > 0
+
+
+def test_padding_that_is_attended_to_is_found(tmp_path):
+    trainer = sft(tmp_path)
+    original = trainer.data_collator
+
+    def collate(rows):
+        batch = original(rows)
+        batch["attention_mask"] = torch.ones_like(batch["attention_mask"])
+        return batch
+
+    trainer.data_collator = collate
+    assert looked_at(trainer, "masks")["padding"].status == FAIL
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda mask, kept: torch.ones_like(mask), "padding"),
+        (lambda mask, kept: kept, "the prompt is in the loss"),
+        (lambda mask, kept: mask * (mask.cumsum(1) > 2), "differ"),
+        (lambda mask, kept: mask * (mask.cumsum(1) < mask.sum(1, keepdim=True)), "the end"),
+    ],
+)
+def test_a_mask_of_a_preference_that_is_wrong_is_found(change, told, tmp_path):
+    trainer = dpo(tmp_path)
+    original = trainer.data_collator
+
+    def collate(rows):
+        batch = original(rows)
+        batch["completion_mask"] = change(batch["completion_mask"], batch["attention_mask"])
+        return batch
+
+    trainer.data_collator = collate
+    found = looked_at(trainer, "masks")["pairs"]
+    assert found.status == FAIL and told in found.message
+
+
 # Reference ---------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +397,20 @@ def test_advantages_that_are_not_leave_one_out_are_found(tmp_path):
     trainer = loo(tmp_path)
     trainer._group_advantages = lambda inputs, rewards, mode: rewards - rewards.mean()
     assert looked_at(trainer, "advantages")["baseline"].status == FAIL
+
+
+def test_advantages_of_the_wrong_sign_are_found(tmp_path):
+    for build in (grpo, ppo):
+        trainer = injured(build(tmp_path), lambda output: output.update(advantages=-output["advantages"]))
+        assert looked_at(trainer, "advantages")["baseline"].status == FAIL
+
+
+def test_dropout_is_not_taken_for_a_wrong_baseline(tmp_path):
+    model = policy()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    found = looked_at(loo(tmp_path, model=model, trainer={"ref_model": policy()}, beta=0.5), "advantages")
+    assert found["baseline"].status == PASS
 
 
 def test_completions_that_never_end_are_found_where_nothing_else_says_so(tmp_path):
@@ -373,10 +495,20 @@ def sft_like(tmp_path, model):
 def test_a_policy_without_weights_that_train_is_found(tmp_path):
     trainer = sft(tmp_path)
     trainer.model.requires_grad_(False)
-    trainer.model.model.embed_tokens.weight.requires_grad_(True)
-    assert looked_at(trainer, "gradient")["every_parameter"].status == PASS
+    assert looked_at(trainer, "gradient")["error"].status == FAIL  # nothing to differentiate
     found = looked_at(loo_lora(tmp_path), "gradient")["every_parameter"]
     assert found.status == PASS and found.numbers["trainable"] > 10  # A has no gradient while B is zero
+
+
+def test_a_policy_of_which_little_trains_and_a_head_that_does_not_are_found(tmp_path):
+    trainer = loo(tmp_path)
+    trainer.model.requires_grad_(False)
+    trainer.model.model.norm.weight.requires_grad_(True)
+    assert looked_at(trainer, "gradient")["every_parameter"].status == WARN
+    trainer = reward(tmp_path)
+    trainer.model.score.requires_grad_(False)
+    found = looked_at(trainer, "gradient")["every_parameter"]
+    assert found.status == FAIL and "score" in found.message
 
 
 def test_the_weights_are_as_they_were_after_the_gradient_is_looked_at(tmp_path):
@@ -418,6 +550,12 @@ def test_a_pad_token_that_ends_texts_is_found(tmp_path):
     trainer = loo(tmp_path)
     trainer.processing_class.pad_token = trainer.processing_class.eos_token
     assert looked_at(trainer, "tokenizer")["pad"].status == WARN
+
+
+def test_a_reward_model_that_pads_with_another_token_is_found(tmp_path):
+    trainer = reward(tmp_path)
+    trainer.model.config.pad_token_id = 5
+    assert looked_at(trainer, "tokenizer")["pad"].status == FAIL
 
 
 def test_tokens_beyond_the_embeddings_are_found(tmp_path):
@@ -511,8 +649,10 @@ def test_options_that_waste_a_run_are_found(tmp_path):
     assert looked_at(loo(tmp_path, warmup_steps=50), "options")["warmup"].status == WARN
     assert looked_at(loo(tmp_path, num_generations=16), "options")["batches"].status == WARN
     assert looked_at(grpo(tmp_path, loss_type="grpo"), "options")["loss_type"].status == WARN
-    low = looked_at(loo_lora(tmp_path), "options")["learning_rate"]
-    assert low.status == PASS
+    adapter = looked_at(loo_lora(tmp_path), "options")
+    assert (adapter["learning_rate"].status, adapter["adapter_dropout"].status) == (PASS, PASS)
+    dropped = loo(tmp_path, trainer={"peft_config": LoraConfig(**(LORA | {"lora_dropout": 0.2}))})
+    assert looked_at(dropped, "options")["adapter_dropout"].status == WARN
 
 
 def test_another_trainer_is_refused_by_name():

@@ -75,6 +75,11 @@ def _advantages(subject: Subject, groups: torch.Tensor) -> Check:
                      "divide by.")  # fmt: skip
     numbers = {"mean": made.mean().item(), "std": made.std(unbiased=False).item(), "max": made.abs().max().item()}
     expected = _leave_one_out(subject, groups)
+    agreement = _agreement(made, groups)
+    numbers["correlation"] = agreement
+    if agreement is not None and agreement < 0:
+        return Check(FAMILY, "baseline", Status.FAIL, f"advantages fall where rewards rise: {agreement:.2f}", numbers,
+                     "A sign: the policy would learn what it is punished for.")  # fmt: skip
     if expected is None:
         return Check(FAMILY, "baseline", Status.PASS, f"advantages are finite, {made.abs().max():.3g} at most in size",
                      numbers)  # fmt: skip
@@ -90,6 +95,17 @@ def _advantages(subject: Subject, groups: torch.Tensor) -> Check:
     )  # fmt: skip
 
 
+def _agreement(advantages: torch.Tensor, groups: torch.Tensor) -> float | None:
+    """Correlation of a completion's advantage, summed over its tokens, with its reward less its group's mean."""
+    one = advantages if advantages.dim() == 1 else advantages.sum(1)
+    rewards = groups - groups.nanmean(1, keepdim=True) if groups.size(1) > 1 else groups - groups.nanmean()
+    known = ~rewards.flatten().isnan()
+    pair = torch.stack([one[known], rewards.flatten()[known]])
+    if pair.size(1) < 4 or bool((pair.std(1) < 1e-9).any()):
+        return None
+    return float(torch.corrcoef(pair)[0, 1])
+
+
 def _leave_one_out(subject: Subject, groups: torch.Tensor) -> torch.Tensor | None:
     """Computed by itself, where that is what the trainer is meant to do; else None."""
     args = subject.args
@@ -101,8 +117,17 @@ def _leave_one_out(subject: Subject, groups: torch.Tensor) -> torch.Tensor | Non
     )
     if not (plain or ours) or turns or groups.isnan().any():
         return None
+    if getattr(args, "beta", 0.0) and abs(_first_kl(subject)) > 1e-3:  # dropout, or another reference: told elsewhere
+        return None
     size = groups.size(1)
     return torch.stack([groups[:, i] - groups[:, [j for j in range(size) if j != i]].mean(1) for i in range(size)], 1)
+
+
+def _first_kl(subject: Subject) -> float:
+    """As the trainer logged it of these rollouts; 0 where it logged none."""
+    logged = subject.trainer._metrics["train"]
+    values = [value for name in ("objective/kl", "kl") for value in logged.get(name, [])[:1]]
+    return max(values, key=abs, default=0.0)
 
 
 def _truncated(subject: Subject) -> Check:

@@ -10,6 +10,15 @@ from .limits import LOGP_DIFFERENCE
 from .subject import Subject
 
 FAMILY = "alignment"
+# Options of generation that leave the model's own distribution as it is
+NEUTRAL: dict[str, tuple] = {
+    "top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0), "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0), "eta_cutoff": (None, 0.0), "repetition_penalty": (None, 1.0), "num_beams": (None, 1),
+    "no_repeat_ngram_size": (None, 0), "min_new_tokens": (None, 0), "min_length": (None, 0),
+    "suppress_tokens": (None, []),     "begin_suppress_tokens": (None, []), "bad_words_ids": (None, []),
+    "sequence_bias": (None, {}), "penalty_alpha": (None,),
+    "exponential_decay_length_penalty": (None,), "guidance_scale": (None, 1.0, 1), "forced_eos_token_id": (None,),
+}  # fmt: skip
 PROMPTS, TOKENS = 8, 32  # sampled here; of several lengths, so that there is padding
 
 
@@ -58,8 +67,7 @@ def alignment(subject: Subject) -> Iterator[Check]:
 def _sampling(subject: Subject) -> Check:
     """The distribution that is sampled from is the one whose log-probabilities train."""
     config = subject.trainer.generation_config if hasattr(subject.trainer, "generation_config") else subject.args
-    neutral = {"top_p": (None, 1.0), "top_k": (None, 0, -1), "min_p": (None, 0.0), "repetition_penalty": (None, 1.0)}
-    cut = {name: getattr(config, name, None) for name, values in neutral.items()
+    cut = {name: getattr(config, name, None) for name, values in NEUTRAL.items()
            if getattr(config, name, None) not in values}  # fmt: skip
     temperature = getattr(config, "temperature", None)
     if temperature is not None and temperature != subject.args.temperature:
@@ -76,7 +84,7 @@ def _sampling(subject: Subject) -> Check:
         FAMILY, "sampling", Status.WARN,
         f"{', '.join(f'{name}={value}' for name, value in cut.items())}: samples come from a cut or reweighed "
         "distribution, and the loss takes the log-probabilities of the whole one",
-        cut, "Set top_p=1.0, top_k=0, min_p=None, repetition_penalty=1.0, unless it is meant.",
+        cut, "Leave these options of generation (generation_kwargs) at what changes nothing, unless it is meant.",
     )  # fmt: skip
 
 

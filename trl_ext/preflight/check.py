@@ -55,7 +55,7 @@ class Report:
     Attributes:
         trainer: the name of its class.
         seconds: by family, what its checks took.
-        sample: a prompt and its completion, in pieces of `(text, what it is)`, of `masks.PIECES`; empty where there is
+        sample: a prompt and its completion, in pieces of `(text, what it is)`, of `sample.PIECES`; empty where there is
             none to show.
     """
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .check import Check, Status, share
-from .subject import Subject
+from .subject import Subject, learning_mask
 
 FAMILY = "gradient"
 ROWS = 4  # completions in the loss
@@ -32,7 +32,7 @@ class Backward(NamedTuple):
 def gradient(subject: Subject) -> Iterator[Check]:
     backward = run_backward(subject)
     yield _finite(backward)
-    yield _reached(backward)
+    yield _reached(subject, backward)
     if all(p.grad is None or p.grad.isfinite().all() for p in backward.parameters.values()):
         yield _raises(subject) if subject.kind == "rl" else _lowers(subject, backward)
     subject.policy.zero_grad(set_to_none=True)
@@ -43,17 +43,17 @@ def run_backward(subject: Subject, rows: int = ROWS) -> Backward:
     since groups without spread have none."""
     if subject.kind != "rl":
         return _backward(subject, subject.batch)
-    inputs = _inputs(subject, rows)
+    inputs = inputs_of(subject, rows)
     sign = torch.ones(len(inputs["completion_ids"]), device=inputs["completion_ids"].device)
     sign[1::2] = -1.0
     inputs["advantages"] = _shaped(sign, subject, inputs)
     return _backward(subject, inputs)
 
 
-def _inputs(subject: Subject, rows: int) -> dict[str, Any]:
+def inputs_of(subject: Subject, rows: int) -> dict[str, Any]:
     """The first completions of the rollouts that something can be learned from."""
     output = subject.rollouts.output
-    mask = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+    mask = learning_mask(output)
     learning = mask.any(1).nonzero().flatten()[:rows]
     if not len(learning):
         learning = torch.arange(min(rows, len(mask)), device=mask.device)
@@ -121,7 +121,7 @@ def _finite(backward: Backward) -> Check:
     )  # fmt: skip
 
 
-def _reached(backward: Backward) -> Check:
+def _reached(subject: Subject, backward: Backward) -> Check:
     dead = [name for name, p in backward.parameters.items() if p.grad is None or not p.grad.any()]
     dead = [name for name in dead if not _begins_without(name, backward.parameters)]
     count, total = len(dead), len(backward.parameters)
@@ -129,10 +129,20 @@ def _reached(backward: Backward) -> Check:
         return Check(FAMILY, "every_parameter", Status.FAIL, "no parameter trains", {"trainable": 0},
                      "All weights are frozen: requires_grad is False everywhere, or the adapter was loaded with "
                      "is_trainable=False.")  # fmt: skip
-    numbers = {"trainable": total, "without_gradient": count}
     trainable = sum(p.numel() for p in backward.parameters.values())
+    whole = sum(p.numel() for p in subject.policy.parameters())
+    numbers = {"trainable": total, "without_gradient": count, "trainable_share": trainable / whole}
+    heads = [name for name, p in subject.policy.named_parameters() if ".score." in f".{name}" and not p.requires_grad
+             and "original_module" not in name]  # fmt: skip
+    if subject.kind == "reward" and heads and not any(".score." in f".{name}" for name in backward.parameters):
+        return Check(FAMILY, "every_parameter", Status.FAIL, f"the score head does not train: {heads[0]}", numbers,
+                     "It is new and random: set requires_grad, with LoRA lora_modules_to_save: [score].")  # fmt: skip
     if not dead:
         message = f"each of {total} tensors that train ({trainable:,} parameters) receives a gradient"
+        if trainable < 0.5 * whole and not subject.has_adapter:
+            message += f"; they are {trainable / whole:.0%} of all, and there is no adapter"
+            advice = "Unfreeze the others (requires_grad), unless that is meant."
+            return Check(FAMILY, "every_parameter", Status.WARN, message, numbers, advice)
         return Check(FAMILY, "every_parameter", Status.PASS, message, numbers)
     experts = share("expert" in name for name in dead) == 1.0  # those that no token of four texts was sent to
     named = ", ".join(dead[:3]) + (f" and {count - 3} more" if count > 3 else "")
@@ -155,7 +165,7 @@ def _begins_without(name: str, parameters: dict[str, torch.nn.Parameter]) -> boo
 def _raises(subject: Subject) -> Check:
     """One completion has advantage 1, the others 0, and nothing else is in the loss: a step along its gradient must
     raise what is said of that completion by about as much as the gradient promises."""
-    inputs = _inputs(subject, ROWS)
+    inputs = inputs_of(subject, ROWS)
     sign = torch.zeros(len(inputs["completion_ids"]), device=inputs["completion_ids"].device)
     sign[0] = 1.0
     inputs["advantages"] = _shaped(sign, subject, inputs)

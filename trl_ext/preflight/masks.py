@@ -1,62 +1,31 @@
 """Which tokens learn, against what should, and shown on a real sample."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from .check import Check, Status, share
-from .gradient import run_backward
-from .subject import Subject
+from .gradient import ROWS, inputs_of, run_backward
+from .labels import labels, pairs
+from .subject import Subject, learning_mask
 
 FAMILY = "masks"
-IGNORED = -100
-SHOWABLE = 16  # completions of which one is shown
-# What a piece of the sample is -> (what the legend says, how it is shown)
-PIECES = {
-    "prompt": ("prompt, not trained", "dim"),
-    "learns": ("trained", "green"),
-    "action": ("trained, part of a JSON action", "bold yellow"),
-    "end": ("trained, the token that ends the text", "bold reverse green"),
-    "masked": ("not trained", "blue"),
-    "padding": ("padding", "bright_black"),
-}
-Sample = tuple[tuple[str, str], ...]
 
 
 def masks(subject: Subject) -> Iterator[Check]:
     if subject.kind == "rl":
         yield _padding(subject)
         yield _ends(subject)
+        yield _tools(subject)
         yield _learning(subject)
         return
     if subject.kind == "sft":
-        yield from _labels(subject)
+        yield from labels(subject)
         return
-    yield _pairs(subject)
-
-
-def sample(subject: Subject) -> Sample:
-    """One text of the first batch, in pieces; empty where the trainer shows none."""
-    if subject.kind == "rl":
-        return _sample_of_rollout(subject)
-    if subject.kind == "sft" and {"input_ids", "labels"} <= set(subject.batch):
-        ids, labels = subject.batch["input_ids"][0].tolist(), subject.batch["labels"][0].tolist()
-        keep = subject.batch.get("attention_mask", torch.ones_like(subject.batch["input_ids"]))[0].tolist()
-        eos = subject.tokenizer.eos_token_id
-        kinds = [
-            "padding" if not kept else "prompt" if label == IGNORED else "end" if token == eos else "learns"
-            for token, label, kept in zip(ids, labels, keep, strict=True)
-        ]
-        return _pieces(subject, ids, kinds)
-    return ()
+    yield pairs(subject)
 
 
 # Rollouts ---------------------------------------------------------------------------------------------------------
-
-
-def _own(output: dict[str, Any]) -> torch.Tensor:
-    return output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
 
 
 def _padding(subject: Subject) -> Check:
@@ -107,6 +76,52 @@ def _ends(subject: Subject) -> Check:
                  f"({ended:.0%} have one)", numbers)  # fmt: skip
 
 
+def _tools(subject: Subject) -> Check:
+    """What a tool answered is masked, and of the rest what `mask` and `invalid_json` say: worked out again from the
+    messages, and from what the loop of tools marked before the trainer took it over."""
+    rollouts, trainer = subject.rollouts, subject.trainer
+    asked = getattr(subject.args, "mask", "completion") == "json_actions"
+    if rollouts.own is None and not asked:
+        return Check(FAMILY, "tools", Status.SKIP, "all of a completion is the policy's own")
+    output = rollouts.output
+    own = torch.zeros_like(output["completion_mask"])
+    for row, ids in enumerate(rollouts.completion_ids):
+        own[row, : len(ids)] = torch.tensor(rollouts.own[row] if rollouts.own is not None else [1] * len(ids))
+    unmasked = _unmasked_answers(subject, own)
+    learns = learning_mask(output)
+    wrong = learns > own  # tokens of somebody else
+    if asked:
+        actions = trainer._json.find(output["completion_ids"], own)
+        kept = actions.valid if subject.args.invalid_json != "keep" else torch.ones_like(actions.valid)
+        there = kept & learns.any(1)
+        wrong |= (learns != actions.mask * own) & there.unsqueeze(1)
+    count, share_masked = int(wrong.sum()), 1.0 - own.sum().item() / max(sum(map(len, rollouts.completion_ids)), 1)
+    numbers = {"wrong_tokens": count, "answers_not_masked": unmasked, "masked_share": share_masked}
+    what = "the actions" if asked else "its own tokens"
+    if not count and not unmasked:
+        message = f"the policy learns from {what}; {share_masked:.0%} of the tokens are answers of tools, and masked"
+        return Check(FAMILY, "tools", Status.PASS, message, numbers)
+    told = f"{unmasked} answers of tools are not masked" if unmasked else f"{count} tokens are masked otherwise"
+    advice = "Look at env_mask of the rollout_func, and at who changes tool_mask: what a tool said would be trained."
+    return Check(FAMILY, "tools", Status.FAIL, f"{told} ({what} should learn)", numbers, advice)
+
+
+def _unmasked_answers(subject: Subject, own: torch.Tensor) -> int:
+    """Answers of tools, by the messages, whose text is in no masked run of tokens."""
+    missing = 0
+    for row, completion in enumerate(subject.rollouts.completions):
+        if not isinstance(completion, list):
+            return 0
+        ids = subject.rollouts.completion_ids[row]
+        masked = "".join(
+            subject.tokenizer.decode([token]) if not mine else "\0"
+            for token, mine in zip(ids, own[row].tolist(), strict=False)
+        )
+        answers = [m["content"] for m in completion if m.get("role") == "tool" and isinstance(m.get("content"), str)]
+        missing += sum(bool(answer.strip()) and answer.strip() not in masked for answer in answers)
+    return missing
+
+
 def _learning(subject: Subject) -> Check:
     """The loss itself is asked: where is its gradient by the log-probabilities not zero?"""
     backward = run_backward(subject)
@@ -114,9 +129,7 @@ def _learning(subject: Subject) -> Check:
     subject.policy.zero_grad(set_to_none=True)
     if by_token is None:
         return Check(FAMILY, "learning", Status.SKIP, "the loss takes no log-probabilities that could be looked at")
-    from .gradient import ROWS, _inputs
-
-    expected = _own(_inputs(subject, ROWS)).bool()
+    expected = learning_mask(inputs_of(subject, ROWS)).bool()
     learns = by_token != 0
     extra, missing = int((learns & ~expected).sum()), int((expected & ~learns).sum())
     total = int(expected.sum())
@@ -124,7 +137,7 @@ def _learning(subject: Subject) -> Check:
     partly = getattr(subject.args, "top_entropy_quantile", 1.0) < 1.0
     clipped = missing and not extra and partly
     if total and not extra and (not missing or clipped):
-        kept = _own(subject.rollouts.output).float().sum().item()
+        kept = learning_mask(subject.rollouts.output).float().sum().item()
         whole = subject.rollouts.output["completion_mask"].float().sum().item()
         return Check(FAMILY, "learning", Status.PASS, f"the loss moves exactly the tokens that the mask names: "
                      f"{kept / max(whole, 1):.0%} of the completions' tokens", numbers)  # fmt: skip
@@ -135,109 +148,3 @@ def _learning(subject: Subject) -> Check:
     return Check(FAMILY, "learning", Status.FAIL, message, numbers,
                  "A mask is off by one, or padding, prompt or a tool's answer is in the loss; with "
                  "mask='json_actions' a policy that writes no JSON has nothing to learn from.")  # fmt: skip
-
-
-def _sample_of_rollout(subject: Subject) -> Sample:
-    """The one that shows most: a token that ends it, an action, a tool's answer."""
-    output = subject.rollouts.output
-    shown = [_kinds_of_row(subject, row) for row in range(min(len(output["completion_ids"]), SHOWABLE))]
-    row = max(
-        range(len(shown)), key=lambda i: (len(set(shown[i])), shown[i].count("learns") + shown[i].count("action"))
-    )
-    prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()].tolist()
-    completion = output["completion_ids"][row].tolist()
-    return _pieces(subject, [*prompt, *completion], [*(["prompt"] * len(prompt)), *shown[row]])
-
-
-def _kinds_of_row(subject: Subject, row: int) -> list[str]:
-    output = subject.rollouts.output
-    completion, learns = output["completion_ids"][row].tolist(), _own(output)[row].tolist()
-    counts = output["completion_mask"][row].tolist()
-    actions = _actions(subject, completion, learns)
-    return [
-        "padding" if not count else "masked" if not learn else "end" if token in subject.eos_ids
-        else "action" if action else "learns"
-        for token, count, learn, action in zip(completion, counts, learns, actions, strict=True)
-    ]  # fmt: skip
-
-
-def _actions(subject: Subject, ids: list[int], own: list[int]) -> list[bool]:
-    from trl_ext.trainers.json_actions import JsonActions
-
-    found = JsonActions(subject.tokenizer).find(torch.tensor([ids]), torch.tensor([own]))
-    return found.mask[0].bool().tolist()
-
-
-def _pieces(subject: Subject, ids: list[int], kinds: list[str]) -> Sample:
-    """Neighbours of one kind are one piece; padding is counted."""
-    pieces: list[tuple[str, str]] = []
-    start = 0
-    for end in range(1, len(ids) + 1):
-        if end == len(ids) or kinds[end] != kinds[start]:
-            kind = kinds[start]
-            text = f"<{end - start} x padding>" if kind == "padding" else subject.tokenizer.decode(ids[start:end])
-            pieces.append((text, kind))
-            start = end
-    return tuple(pieces)
-
-
-# Supervised -------------------------------------------------------------------------------------------------------
-
-
-def _labels(subject: Subject) -> Iterator[Check]:
-    batch = subject.batch
-    if "labels" not in batch:
-        yield Check(FAMILY, "labels", Status.SKIP, "the trainer's batches hold no labels")
-        return
-    ids, labels = batch["input_ids"], batch["labels"]
-    trained = labels != IGNORED
-    wrong = int(((labels != ids) & trained).sum())
-    kept = batch.get("attention_mask", torch.ones_like(ids)).bool()
-    padding = int((trained & ~kept).sum())
-    ratio = trained.float().sum().item() / max(kept.float().sum().item(), 1)
-    empty = share((~trained.any(1)).tolist())
-    numbers = {"trained_share": ratio, "rows_without_labels": empty, "wrong_labels": wrong, "trained_padding": padding}
-    if wrong or padding:
-        what = f"{wrong} labels are not their own token" if wrong else f"{padding} places of padding are trained"
-        yield Check(FAMILY, "labels", Status.FAIL, what, numbers, "The model shifts labels itself: they must equal "
-                    "input_ids, -100 where nothing is learned.")  # fmt: skip
-    else:
-        status = Status.FAIL if ratio == 0 else Status.WARN if empty else Status.PASS
-        yield Check(FAMILY, "labels", status, f"{ratio:.0%} of the tokens are trained; {empty:.0%} of the texts have "
-                    "none that is", numbers, "" if status == Status.PASS else "All of a text is masked: its "
-                    "completion lies behind max_length, or the template has no generation block for "
-                    "assistant_only_loss.")  # fmt: skip
-    yield _eos_learned(subject, labels)
-
-
-def _eos_learned(subject: Subject, labels: torch.Tensor) -> Check:
-    """Whether a text's end is among what is trained. Packed texts are one row, so rows are not counted there."""
-    eos = torch.tensor(subject.eos_ids, device=labels.device)
-    rows = share(torch.isin(labels, eos).any(1).tolist())
-    fine = rows > 0
-    return Check(
-        FAMILY, "eos_learned", Status.PASS if fine else Status.FAIL,
-        f"{rows:.0%} of the texts have a trained token that ends them", {"rows_with_eos": rows},
-        "" if fine else "The policy never learns to stop. Set eos_token to what ends a turn of the chat template, or "
-        "see whether max_length cuts the end off, or labels of the pad token (equal to EOS) are masked.",
-    )  # fmt: skip
-
-
-def _pairs(subject: Subject) -> Check:
-    """Reward and preference trainers: chosen and rejected differ, and have an end."""
-    batch = subject.batch
-    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
-    if ids is None or mask is None or len(ids) % 2:
-        return Check(FAMILY, "pairs", Status.SKIP, "the trainer's batches are not pairs of texts")
-    half = len(ids) // 2
-    same = share(ids[i][mask[i].bool()].tolist() == ids[half + i][mask[half + i].bool()].tolist() for i in range(half))
-    hidden = ids[~mask.bool()]
-    only_padding = bool((hidden == subject.tokenizer.pad_token_id).all())
-    fine = same == 0 and only_padding
-    return Check(
-        FAMILY, "pairs", Status.PASS if fine else Status.FAIL if not only_padding or same > 0.5 else Status.WARN,
-        f"{same:.0%} of {half} pairs are twice the same tokens; " +
-        ("nothing but padding is masked" if only_padding else "tokens that are no padding are masked"),
-        {"equal_pairs": same, "pairs": half},
-        "" if fine else "Chosen and rejected must differ within max_length.",
-    )  # fmt: skip

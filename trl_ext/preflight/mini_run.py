@@ -161,8 +161,8 @@ def _moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> C
     return Check(
         FAMILY, "learned", status, f"weights moved by {relative:.1e} of their size; {len(still)} of {len(before)} "
         "tensors stayed as they were", numbers,
-        "" if status == Status.PASS else "Steps smaller than the rounding of 16-bit weights are lost: load the model "
-        "in float32 and train with bf16=True.",
+        "" if status == Status.PASS else "Look whether the optimizer has all that trains, and at the learning rate; "
+        "steps smaller than the rounding of 16-bit weights are lost: float32 weights with bf16=True.",
     )  # fmt: skip
 
 

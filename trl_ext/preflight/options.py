@@ -15,6 +15,8 @@ def options(subject: Subject) -> Iterator[Check]:
     yield _batches(subject)
     yield _learning_rate(subject)
     yield _warmup(subject)
+    if subject.kind == "rl" and subject.has_adapter:
+        yield _adapter_dropout(subject)
     if subject.kind == "rl":
         yield _loss(subject)
 
@@ -92,6 +94,17 @@ def _warmup(subject: Subject) -> Check:
                      "The learning rate never comes up to what is set: lower warmup_steps.")  # fmt: skip
     schedule = getattr(subject.args.lr_scheduler_type, "value", subject.args.lr_scheduler_type)
     return Check(FAMILY, "warmup", Status.PASS, f"{schedule} schedule, {warmup:.0f} steps of warm-up", numbers)
+
+
+def _adapter_dropout(subject: Subject) -> Check:
+    """While B is zero it shows nowhere; from the second step on the policy that trains is another than that samples."""
+    rates = {
+        name: float(getattr(config, "lora_dropout", 0.0) or 0.0) for name, config in subject.policy.peft_config.items()
+    }
+    most = max(rates.values(), default=0.0)
+    status = Status.WARN if most > 0.05 else Status.PASS  # ModelConfig's default is 0.05
+    return Check(FAMILY, "adapter_dropout", status, f"lora_dropout {most:g}", {"lora_dropout": most},
+                 "" if status == Status.PASS else "Set lora_dropout=0.0: ratios and KL become noise.")  # fmt: skip
 
 
 def _loss(subject: Subject) -> Check:

@@ -15,12 +15,13 @@ from .alignment import alignment
 from .check import Check, Report, Status
 from .dataset import dataset
 from .gradient import gradient
-from .masks import Sample, masks, sample
+from .masks import masks
 from .mini_run import mini_run
 from .names import FAMILIES
 from .options import options
 from .reference import reference
 from .rewards import rewards
+from .sample import Sample, sample
 from .subject import Subject
 from .tokens import tokens
 

@@ -7,10 +7,21 @@ from typing import Any
 
 import torch
 import yaml
-from trl import GRPOConfig, GRPOTrainer, ModelConfig, RLOOConfig, RLOOTrainer, get_peft_config
+from trl import (
+    DPOConfig,
+    GRPOConfig,
+    GRPOTrainer,
+    ModelConfig,
+    RewardConfig,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    get_peft_config,
+)
 
 from trl_ext.configuration import RLScriptArguments, building, load_policy_and_tokenizer, load_value_model, parse
 from trl_ext.configuration.header import HEADER
+from trl_ext.configuration.mistakes import one_line
 from trl_ext.data import load_prompts
 from trl_ext.errors import UserError
 from trl_ext.rewards import check_reward_funcs, load_reward_funcs
@@ -20,6 +31,7 @@ from trl_ext.trainers import PPOConfig, PPOTrainer, ReinforceLOOConfig, Reinforc
 from .capture import trainer_of_script
 from .names import TRAINERS
 
+RECIPES: dict[str, Any] = {"sft.py": SFTConfig, "reward.py": RewardConfig, "dpo.py": DPOConfig}
 CONFIGS: dict[str, type] = {
     "reinforce_loo": ReinforceLOOConfig, "ppo": PPOConfig, "grpo": GRPOConfig, "rloo": RLOOConfig,
 }  # fmt: skip
@@ -44,21 +56,50 @@ def build_trainer(
     beside = None if config is None else Path(config).with_suffix(".py")
     if script is None and trainer is None and beside is not None and beside.is_file():
         script = str(beside)
+    if script is None and trainer is None:
+        script = recipe_of_options(config)
     if script is not None:
         return trainer_of_script(script, [*given, *words])
     return _build(trainer or trainer_of_options(config), [*given, *words])
+
+
+def recipe_of_options(config: str | None) -> str | None:
+    """The recipe beside the file that knows an option which no trainer of `TRAINERS` has; None where all have all.
+
+    Raises:
+        UserError: there is such an option, and no such recipe.
+    """
+    options = {} if config is None else _read(config)
+    of_rl = set().union(*(hints_of(trainer) for trainer in TRAINERS))
+    known = {recipe: [name for name in options if name in config_class.__dataclass_fields__ and name not in of_rl]
+             for recipe, config_class in RECIPES.items()}  # fmt: skip
+    for recipe, config_class in RECIPES.items():
+        if options.get("config_class") == config_class.__name__:
+            known = {recipe: ["config_class"]}
+    most = max(map(len, known.values()))
+    if not most:
+        return None
+    fitting = [recipe for recipe, names in known.items() if len(names) == most]
+    path = Path(str(config)).parent / fitting[0]
+    if len(fitting) == 1 and path.is_file():
+        return str(path)
+    words = " or ".join(f"--script recipes/{recipe}" for recipe in fitting)
+    raise UserError(f"{config}: {known[fitting[0]][0]} is no option of {', '.join(TRAINERS)}: name its script, {words}")
+
+
+def _read(config: str) -> dict[str, Any]:
+    try:
+        content = yaml.load(Path(config).read_text(encoding="utf-8"), StrictLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{config}: not YAML: {one_line(error)}") from error
+    return content if isinstance(content, dict) else {}
 
 
 def trainer_of_options(config: str | None) -> str:
     """Which of `TRAINERS` takes all options of the file; PPO where one of them is PPO's alone."""
     if config is None:
         return "reinforce_loo"
-    with building():
-        try:
-            content = yaml.load(Path(config).read_text(encoding="utf-8"), StrictLoader)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UserError(f"{config}: not YAML: {error}") from error
-    content = content if isinstance(content, dict) else {}
+    content = _read(config)
     written_by = {config.__name__: name for name, config in CONFIGS.items()}
     if content.get("config_class") in written_by:  # by `to_yaml`
         return written_by[content["config_class"]]

@@ -22,6 +22,8 @@ class Rollouts(NamedTuple):
         rows: of the dataset, one for each completion.
         prompts, completions: as reward functions got them.
         completion_ids: without padding.
+        own: for each completion, 1 on the tokens that the policy chose, as the loop of tools or a `rollout_func` marked
+            them; None where all of them are its own.
         rewards: `(completions, functions)`, NaN where a function gave None.
         output: what the trainer's loss takes.
     """
@@ -30,6 +32,7 @@ class Rollouts(NamedTuple):
     prompts: list
     completions: list
     completion_ids: list[list[int]]
+    own: list[list[int]] | None
     rewards: torch.Tensor
     output: dict[str, Any]
 
@@ -102,23 +105,29 @@ class Subject:
         size = self.num_generations
         count = max(min(len(rows), most) // size, 1) * size
         heard: dict[str, Any] = {}
-        original = self.trainer._calculate_rewards
+        original, generate = self.trainer._calculate_rewards, self.trainer._generate
 
         def calculate_rewards(inputs, prompts, completions, completion_ids_list):
             rewards = original(inputs, prompts, completions, completion_ids_list)
             heard.update(prompts=prompts, completions=completions, ids=completion_ids_list, rewards=rewards)
             return rewards
 
-        self.trainer._calculate_rewards = calculate_rewards
+        def generated(prompts):
+            result = generate(prompts)
+            if "own" not in heard:  # a greedy baseline generates once more
+                heard["own"] = _tool_mask(result)
+            return result
+
+        self.trainer._calculate_rewards, self.trainer._generate = calculate_rewards, generated
         self.policy.train()
         try:
             with self.trainer.compute_loss_context_manager():
                 output = self.trainer._generate_and_score_completions(rows[:count])
         finally:
-            del self.trainer._calculate_rewards
+            del self.trainer._calculate_rewards, self.trainer._generate
         return Rollouts(
             rows[:count], heard["prompts"], heard["completions"], [list(ids) for ids in heard["ids"]],
-            heard["rewards"].float().cpu(), output,
+            heard["own"], heard["rewards"].float().cpu(), output,
         )  # fmt: skip
 
     @cached_property
@@ -163,3 +172,16 @@ class Subject:
         """What the trainer has logged of the batches made here."""
         for metrics in self.trainer._metrics.values() if hasattr(self.trainer, "_metrics") else []:
             metrics.clear()
+
+
+def _tool_mask(generated: tuple) -> list[list[int]] | None:
+    """Third of what GRPO's `_generate` returns; RLOO has no tools, and its third is a list of completions."""
+    mask = generated[2] if len(generated) > 4 else None
+    if not isinstance(mask, list) or not mask or not isinstance(mask[0], list) or not set(mask[0]) <= {0, 1}:
+        return None
+    return [list(map(int, row)) for row in mask]
+
+
+def learning_mask(output: dict[str, Any]) -> torch.Tensor:
+    """`(B, T)`, 1 on the tokens of a scored batch that learn."""
+    return output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))

@@ -8,7 +8,7 @@ from rich.text import Text
 from trl_ext.reporting.replay_table import plain_console
 
 from .check import Check, Report, Status
-from .masks import PIECES
+from .sample import PIECES
 
 MARKS = {
     Status.PASS: ("✓", "green"),

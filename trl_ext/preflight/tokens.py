@@ -24,6 +24,11 @@ def _pad(subject: Subject) -> Check:
     if pad is None:
         return Check(FAMILY, "pad", Status.FAIL, "the tokenizer has no pad token", numbers,
                      "Set tokenizer.pad_token to a token of its own that the model embeds.")  # fmt: skip
+    of_model = getattr(subject.policy.config, "pad_token_id", None)
+    if subject.kind == "reward" and of_model != pad:
+        return Check(FAMILY, "pad", Status.FAIL, f"the model's pad_token_id is {of_model}, the tokenizer's {pad}",
+                     numbers, "A reward model scores the last token that is no padding by its own config: set "
+                     "model.config.pad_token_id.")  # fmt: skip
     if pad == eos:
         return Check(
             FAMILY, "pad", Status.WARN, f"pad and EOS are one token, {tokenizer.eos_token!r} ({eos})", numbers,
