@@ -41,7 +41,7 @@ def test_a_healthy_configuration_exits_with_0_and_leaves_nothing_behind(config, 
     assert report["trainer"] == "ReinforceLOOTrainer" and not report["failed"]
     assert {check["family"] for check in report["checks"]} == set(FAMILIES)
     assert report["counts"]["fail"] == 0
-    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_options_behind_the_file_win_and_a_failed_check_exits_with_1(config, capsys):
@@ -118,6 +118,21 @@ def test_any_script_is_taken_up_to_the_call_of_train(tmp_path, capsys):
     assert (code, report["trainer"]) == (0, "SFTTrainer"), report["checks"]
     assert "built with ['--own_option', '3']" in said.err  # what a script prints is no JSON
     assert not after.exists() and sys.argv == argv
+
+
+def test_a_script_that_raises_is_a_failed_check(tmp_path, capsys):
+    script = tmp_path / "own.py"
+    script.write_text("raise KeyError('answer')")
+    code, said = called(capsys, "--script", str(script), "--json")
+    (check,) = json.loads(said.out)["checks"]
+    assert (code, check["name"]) == (1, "build") and "KeyError: 'answer'" in check["message"]
+
+
+def test_a_script_that_evaluates_first_is_taken_there(tmp_path, capsys):
+    after, script = tmp_path / "after.txt", tmp_path / "own.py"
+    script.write_text(SCRIPT.format(run=str(tmp_path / "run"), train="trainer.evaluate()", after=str(after)))
+    code, _ = called(capsys, "--script", str(script), "--only", "options")
+    assert code == 0 and not after.exists()
 
 
 def test_a_script_that_never_trains_is_told(tmp_path, capsys):

@@ -22,6 +22,7 @@ import yaml
 from trl_ext import UserError
 from trl_ext.cli import main
 from trl_ext.sweep.definition import read_sweep
+from trl_ext.sweep.jobs import command_of
 from trl_ext.sweep.metric import value_of
 from trl_ext.sweep.parameters import read_parameters
 from trl_ext.sweep.points import draws, grid, points_of
@@ -189,12 +190,15 @@ def test_a_sweep_that_was_killed_runs_the_job_in_progress_again_and_no_other(swe
     assert (tmp_path / "out" / "2.cut-short-1" / "pid").is_file()
 
 
-def test_ctrl_c_ends_the_job_and_the_sweep_and_the_same_command_goes_on(sweep_file, tmp_path, capsys):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_being_asked_to_end_ends_the_job_and_the_sweep_and_the_same_command_goes_on(
+    number, sweep_file, tmp_path, capsys
+):
     path, process, pid = hanging_at_the_second_job(sweep_file, tmp_path)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert error.splitlines()[-1] == "trl-ext: ended by Ctrl-C; the same command goes on from here"
+    assert error.splitlines()[-1] == "trl-ext: ended; the same command goes on from here"
     assert "Traceback" not in error and not alive(pid)
     (tmp_path / "out" / "hang").unlink()
     assert results(capsys, path)[0] == 0
@@ -280,6 +284,12 @@ def test_draws_are_the_same_for_the_same_seed_and_none_comes_twice():
     assert sorted(map(str, found)) == sorted(map(str, grid(parameters))), "all six, and no more"
 
 
+def test_values_reach_a_command_as_words_that_argparse_takes(sweep_file):
+    sweep = read_sweep(sweep_file({"x": [-1e-5], "y": [None], "flag": [True]}))
+    words = command_of(sweep, 1, {"x": -1e-05, "y": None, "flag": True})
+    assert words[words.index("--x=-1e-05") :][:5] == ["--x=-1e-05", "--y", "null", "--flag", "true"]
+
+
 def test_the_value_of_a_run_is_the_mean_over_the_last_tenth_by_any_name(tmp_path):
     rows = [{"step": step, "loss": float(step), "learning_rate": 0.1} for step in range(1, 31)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows, "global_step": 30}))
@@ -310,6 +320,8 @@ MISTAKES = {
     "half a number": ({"parameters": {"x": {"min": 0.5, "max": 2, "int": True}}}, "int is true: give a whole number"),
     "an unknown part": ({"parameters": {"x": {"min": 0, "maxx": 2}}}, "unknown key 'maxx'; did you mean max?"),
     "output_dir": ({"parameters": {"output_dir": ["a"]}}, "output_dir is set for each job"),
+    "output-dir": ({"parameters": {"output-dir": ["a"]}}, "output_dir is set for each job"),
+    "a step for ever": ({"parameters": {"x": {"min": 1, "max": 1e9, "step": 1e-9}}}, "values; the most is 10,000"),
     "seed twice": ({"parameters": {"seed": [1]}, "seeds": [1]}, "keep one of them"),
     "a timeout": ({"timeout": -1}, "timeout expects seconds above 0"),
     "seeds": ({"seeds": 3}, "seeds expects a list of whole numbers"),

@@ -259,6 +259,24 @@ def test_an_answer_of_a_tool_that_is_taken_for_the_policys_own_is_found(tmp_path
     assert found.status == FAIL and found.numbers["answers_not_masked"] > 0
 
 
+def test_tools_that_fail_are_told(tmp_path):
+    def broken(text: str) -> str:
+        """
+        Never says anything.
+
+        Args:
+            text: What to say.
+        """
+        raise OSError("no answer")
+
+    script = lambda text: '{"broken": {"text": "hello"}}' if "hello" not in text else "said"  # noqa: E731
+    found = looked_at(agent(tmp_path, script, trainer={"tools": [broken]}), "advantages")["tool_calls"]
+    assert found.status == FAIL and "100% raised" in found.message
+    assert looked_at(agent(tmp_path, one_call, trainer={"tools": [shout]}), "advantages")["tool_calls"].status == PASS
+    silent = agent(tmp_path, lambda text: "nothing", trainer={"tools": [shout]})
+    assert looked_at(silent, "advantages")["tool_calls"].status == WARN
+
+
 def shout(text: str) -> str:
     """
     Says it louder.

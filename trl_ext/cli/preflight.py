@@ -5,7 +5,9 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import UserError
@@ -48,13 +50,14 @@ def _run(options: argparse.Namespace) -> int:
     from trl_ext.preflight.running import preflight
     from trl_ext.preflight.terminal import closing_line, family_block
 
-    stdout = sys.stdout
+    stdout, began = sys.stdout, time.time()
     with contextlib.redirect_stdout(sys.stderr):  # scripts and libraries print
         trainer = _trainer(options)
         if isinstance(trainer, Report):
             report = trainer
         else:
             report = preflight(trainer, options.quick, options.only, _live(options, stdout))
+    _tidy_up(trainer, began)
     if options.json:
         print(to_strict_json(report.to_dict()))
     else:
@@ -101,6 +104,15 @@ def _trainer(options: argparse.Namespace) -> Any:
     except UserError as error:
         check = Check("options", "build", Status.FAIL, str(error), {}, "Nothing else can be checked before that.")
         return Report("no trainer", (check,))
+
+
+def _tidy_up(trainer: Any, began: float) -> None:
+    """Transformers makes the folder of a run when a trainer is built: the empty one that was not there goes again."""
+    folder = Path(getattr(getattr(trainer, "args", None), "output_dir", None) or os.devnull)
+    with contextlib.suppress(OSError):
+        while folder.is_dir() and folder.stat().st_ctime >= began and not any(folder.iterdir()):
+            folder.rmdir()
+            folder = folder.parent
 
 
 def _live(options: argparse.Namespace, stdout: Any) -> Any:

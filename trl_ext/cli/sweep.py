@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import signal
 import sys
 
 NO_VALUE, INTERRUPTED = 1, 130
@@ -14,7 +15,7 @@ def add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="run a recipe over lists and ranges of its options, and say which is best",
         description="Runs the jobs of a sweep one after another, each in a process and a folder of its own. The same "
         "command again goes on where it was ended, in whatever way.",
-        epilog="Exit code: 0; 1 when no job gave a value; 2 for wrong input; 130 after Ctrl-C.",
+        epilog="Exit code: 0; 1 when no job gave a value; 2 for wrong input; 130 after Ctrl-C or SIGTERM.",
     )
     command.add_argument(
         "file", metavar="SWEEP.yaml", help="recipe, config, parameters, metric, output_dir, method ..."
@@ -32,10 +33,12 @@ def _sweep(options: argparse.Namespace) -> int:
     sweep = read_sweep(options.file)
     if options.dry_run:
         return _list(planned(sweep), sweep.method, options.json)
+    # Slurm, `timeout` and `kill` ask in this way: the job that runs must end with its sweep
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         results = run_sweep(sweep, lambda line: print(f"trl-ext: {line}", file=sys.stderr, flush=True))
     except KeyboardInterrupt:
-        print("trl-ext: ended by Ctrl-C; the same command goes on from here", file=sys.stderr)
+        print("trl-ext: ended; the same command goes on from here", file=sys.stderr)
         return INTERRUPTED
     if options.json:
         print(json.dumps(results_json(sweep, results)))

@@ -12,7 +12,7 @@ from typing import Any
 from .plain import plain_options, same
 
 # On the object, in plain form, so that they are pickled with it and need no class of ours
-_GIVEN, _MADE = "_options_given", "_options_made"
+_GIVEN, _MADE, _COMPUTED = "_options_given", "_options_made", "_options_computed"
 
 
 def given_options(config: Any) -> dict[str, Any] | None:
@@ -24,13 +24,30 @@ def given_options(config: Any) -> dict[str, Any] | None:
     return {name: now[name] if name in changed or name not in given else given[name] for name in now}
 
 
+def computed_options(config: Any) -> list[str]:
+    """Names of options that a trainer has computed of others."""
+    return getattr(config, _COMPUTED, [])
+
+
+def set_since(config: Any) -> bool:
+    """Whether an option was set on the object since it was made, or since a trainer computed options of it."""
+    if not hasattr(config, _MADE):
+        return False
+    made, now = getattr(config, _MADE), plain_options(config)
+    return any(name not in made or not same(value, made[name]) for name, value in now.items())
+
+
 @contextmanager
 def computing_options(config: Any) -> Iterator[None]:
     """Around code that computes options from others: what it changes is not taken for given."""
-    given = given_options(config)
+    given, before = given_options(config), getattr(config, _MADE, None)
     setattr(config, _GIVEN, plain_options(config) if given is None else given)
     yield
-    setattr(config, _MADE, plain_options(config))
+    now = plain_options(config)
+    if before is not None:  # a trainer's: an object that is made again does not have them
+        changed = {name for name, value in now.items() if name not in before or not same(value, before[name])}
+        setattr(config, _COMPUTED, sorted(changed | set(computed_options(config))))
+    setattr(config, _MADE, now)
 
 
 def recording(post_init: Any) -> Any:

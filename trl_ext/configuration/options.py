@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UserError
-from .given import given_options
+from .given import computed_options, given_options, set_since
 from .plain import plain, plain_defaults, plain_options, same
 from .values import describe, fit
 
@@ -39,7 +39,20 @@ def options_given(config: Any) -> dict[str, Any]:
                 raise UserError(
                     f"{field.name} holds {error}: set {field.name} to None before writing, and again after reading"
                 ) from None
-    return {name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])}
+    options = {name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])}
+    if set_since(config) and not _makes_equal(config, options):  # what is computed of what was set has stayed as it was
+        options = _worked_out(config, plain_defaults(type(config)))
+    return {name: plain(value) for name, value in check_options(type(config), options, type(config).__name__).items()}
+
+
+def _makes_equal(config: Any, options: Mapping[str, Any]) -> bool:
+    now = plain_options(config)
+    try:
+        again = plain_options(_quiet(type(config), check_options(type(config), options, "")))
+    except (UserError, ValueError, TypeError, AttributeError):
+        return False
+    computed = computed_options(config)
+    return all(same(value, again.get(name)) for name, value in now.items() if name not in computed)
 
 
 def check_options(kind: type, options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -76,7 +89,7 @@ def _worked_out(config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         shorter = {name: value for name, value in differ.items() if name not in computed}
         try:
             again = plain_options(_quiet(type(config), check_options(type(config), shorter, "")))
-        except (ValueError, TypeError):
+        except (UserError, ValueError, TypeError, AttributeError):
             continue
         if all(same(value, again.get(name)) for name, value in now.items()):
             return shorter

@@ -26,6 +26,8 @@ def advantages(subject: Subject) -> Iterator[Check]:
     )
     yield _advantages(subject, groups)
     yield _truncated(subject)
+    if getattr(subject.trainer, "tools", None):
+        yield _tools(subject)
 
 
 def total_rewards(subject: Subject, rollouts: Rollouts) -> torch.Tensor:
@@ -128,6 +130,23 @@ def _first_kl(subject: Subject) -> float:
     logged = subject.trainer._metrics["train"]
     values = [value for name in ("objective/kl", "kl") for value in logged.get(name, [])[:1]]
     return max(values, key=abs, default=0.0)
+
+
+def _tools(subject: Subject) -> Check:
+    """Episodes that a tool ended by raising, hanging or saying too much; stock trainers count failed calls alone."""
+    logged = {name: values[0] for name, values in subject.trainer._metrics["train"].items() if values}
+    ended = {name.rpartition("/")[2]: share for name, share in logged.items() if name.startswith("tools/ended/")}
+    failed = logged.get("tools/failure_frequency", 0.0)
+    calls = logged.get("tools/call_frequency", 0.0)
+    worst = max([*ended.values(), failed])
+    status = Status.FAIL if worst >= 0.5 else Status.WARN if worst > 0.1 or calls == 0 else Status.PASS
+    told = ", ".join(f"{share:.0%} {reason}" for reason, share in ended.items() if share) or "none ended by a tool"
+    return Check(
+        FAMILY, "tool_calls", status, f"{calls:.2g} calls of tools an episode, {failed:.0%} failed; episodes: {told}",
+        {"call_frequency": calls, "failure_frequency": failed, **ended},
+        "" if status == Status.PASS else "Mend the tool (the log names the first error of each), give it more time "
+        "(tool_timeout) or a shorter answer; a policy that calls none must be taught the format first.",
+    )  # fmt: skip
 
 
 def _truncated(subject: Subject) -> Check:

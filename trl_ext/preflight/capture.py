@@ -4,6 +4,7 @@ import functools
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from transformers import Trainer
 
-from trl_ext.configuration.mistakes import TRACEBACK
+from trl_ext.configuration.mistakes import TRACEBACK, one_line
 from trl_ext.errors import UserError
 
 
@@ -23,7 +24,7 @@ class _Captured(BaseException):
 
 
 def trainer_of_script(path: str | Path, words: Sequence[str] = ()) -> Any:
-    """Runs a script until it calls `trainer.train()`, and returns that trainer.
+    """Runs a script until it calls `trainer.train()` or `trainer.evaluate()`, and returns that trainer.
 
     What the script does before that is done: models are loaded, folders made. Of TRL 1.12 our PPO is taken, since the
     stock one has none of what preflight looks at.
@@ -36,6 +37,7 @@ def trainer_of_script(path: str | Path, words: Sequence[str] = ()) -> Any:
     """
     if not Path(path).is_file():
         raise UserError(f"no script {str(path)!r}")
+    traced = os.environ.get(TRACEBACK) == "1"
     with _at_train(), _as_command(str(path), words), _environment({TRACEBACK: "1", "TRL_EXT_PPO": "trl_ext"}):
         try:
             runpy.run_path(str(path), run_name="__main__")
@@ -43,22 +45,34 @@ def trainer_of_script(path: str | Path, words: Sequence[str] = ()) -> Any:
             return captured.trainer
         except SystemExit as end:
             raise UserError(f"{path} ended with status {end.code} before it trained") from end
+        except UserError:
+            raise
+        except Exception as error:
+            if traced:
+                traceback.print_exc()
+            what = f"{path} failed before it trained: {type(error).__name__}: {one_line(error)}"
+            raise UserError(what if traced else f"{what} ({TRACEBACK}=1 shows where)") from error
     raise UserError(f"{path} ended without a call of trainer.train()")
 
 
 @contextmanager
 def _at_train() -> Iterator[None]:
-    original: Callable = Trainer.train
+    kept: dict[str, Callable] = {name: getattr(Trainer, name) for name in ("train", "evaluate")}
 
-    @functools.wraps(original)
-    def train(self, *_args, **_options):
-        raise _Captured(self)
+    def caught(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def method(self, *_args, **_options):
+            raise _Captured(self)
 
-    Trainer.train = train  # type: ignore[method-assign]
+        return method
+
+    for name, original in kept.items():
+        setattr(Trainer, name, caught(original))
     try:
         yield
     finally:
-        Trainer.train = original  # type: ignore[method-assign]
+        for name, original in kept.items():
+            setattr(Trainer, name, original)
 
 
 @contextmanager

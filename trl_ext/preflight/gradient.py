@@ -214,7 +214,7 @@ def _step(subject: Subject, parameters: dict, measure: Any, scale: float, steps:
         with torch.no_grad():
             for parameter, value in zip(moving, kept, strict=True):
                 parameter.copy_(value)
-        if abs(came) > 0.1 * asked or subject.precision == "float32":
+        if came > 0.1 * asked or subject.precision == "float32":
             break
     return asked, came
 

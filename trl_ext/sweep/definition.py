@@ -124,7 +124,7 @@ def _check(path: str | os.PathLike[str], sweep: Sweep) -> None:
         raise UserError(f"{path}: method {sweep.method} needs trials, the number of combinations to try")
     if len(set(sweep.seeds)) < len(sweep.seeds):
         raise UserError(f"{path}: seeds names one twice: {sweep.seeds}")
-    if "output_dir" in sweep.parameters:
+    if any(name.replace("-", "_") == "output_dir" for name in sweep.parameters):
         raise UserError(f"{path}: output_dir is set for each job: take it out of parameters")
     if sweep.seeds and "seed" in sweep.parameters:
         raise UserError(f"{path}: seed is in parameters and seeds is given: keep one of them")

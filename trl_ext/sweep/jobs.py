@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from trl_ext.checkpoints.errors import printable
 from trl_ext.strict_yaml import dump_yaml, read_yaml
 from trl_ext.sweep.definition import Sweep
 from trl_ext.sweep.points import Point
@@ -41,7 +42,7 @@ def command_of(sweep: Sweep, job: int, options: dict[str, Any]) -> list[str]:
     if sweep.recipe is not None:
         return [*words, "--config", str(folder / CONFIG_FILE), "--output_dir", str(folder)]
     config = [] if sweep.config is None else ["--config", sweep.config]
-    values = [word for name, value in options.items() for word in (f"--{name}", *_words(value))]
+    values = [word for name, value in options.items() for word in _option(name, value)]
     return [*words, *config, *values, "--output_dir", str(folder)]
 
 
@@ -109,7 +110,7 @@ def last_line(folder: Path) -> str:
         log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
         text = log.read().decode(errors="replace")
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "it printed nothing"
+    return printable(lines[-1][:400]) if lines else "it printed nothing"
 
 
 def _put_aside(folder: Path) -> None:
@@ -144,7 +145,15 @@ def _wait_for_group(group: int) -> None:
         time.sleep(0.02)
 
 
+def _option(name: str, value: Any) -> list[str]:
+    """As words; `--name=-1e-05` in one, since argparse takes a word that begins with a minus for an option."""
+    words = _words(value)
+    return [f"--{name}={words[0]}"] if len(words) == 1 and words[0].startswith("-") else [f"--{name}", *words]
+
+
 def _words(value: Any) -> list[str]:
+    if value is None:
+        return ["null"]
     if isinstance(value, list):
         return [word for each in value for word in _words(each)]
     if isinstance(value, dict):

@@ -10,6 +10,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 
+MOST_VALUES = 10_000
 _KEYS = ("min", "max", "step", "points", "int", "log")
 
 
@@ -92,14 +93,17 @@ def _range(where: str, content: dict[str, Any]) -> Parameter:
         raise UserError(f"{where}: step goes from above 0 to max - min, and with neither log nor points")
     if points is not None and (type(points) is not int or points < 2):
         raise UserError(f"{where}: points expects a whole number of at least 2, got {points!r}")
-    return Parameter(_values(low, high, step, points, whole, log), low, high, whole, log, step)
+    return Parameter(_values(where, low, high, step, points, whole, log), low, high, whole, log, step)
 
 
-def _values(low: Any, high: Any, step: Any, points: int | None, whole: bool, log: bool) -> list[Any]:
+def _values(where: str, low: Any, high: Any, step: Any, points: int | None, whole: bool, log: bool) -> list[Any]:
     """Of a range with `step` or `points`. Decimals, so that 0.1 + 0.2 is 0.3."""
     if step is not None:
         first, by = Decimal(str(low)), Decimal(str(step))
         count = int((Decimal(str(high)) - first) / by) + 1
+        if count > MOST_VALUES:
+            raise UserError(f"{where}: a step of {step} from {low} to {high} makes {count:,} values; the most is "
+                            f"{MOST_VALUES:,}: make it larger, or leave it out and take method: random")  # fmt: skip
         return [int(first + i * by) if whole else float(first + i * by) for i in range(count)]
     if points is None:
         return []

@@ -109,7 +109,10 @@ class PPOConfig(ReinforceLOOConfig):
             setattr(self, name, wanted)
 
     def _check_stock_options(self):
-        for name, least in (("num_mini_batches", 1), ("num_ppo_epochs", 1), ("response_length", 1), ("kl_coef", 0)):
+        for name, least in (
+            ("num_mini_batches", 1), ("num_ppo_epochs", 1), ("response_length", 1), ("kl_coef", 0),
+            ("per_device_train_batch_size", 1), ("gradient_accumulation_steps", 1),
+        ):  # fmt: skip
             if not getattr(self, name) >= least:  # NaN is not at least anything
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}.")
         if self.total_episodes is not None and self.total_episodes < 1:

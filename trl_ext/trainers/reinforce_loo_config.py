@@ -158,10 +158,13 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
         for name, low, high in (
             ("gamma", 0, 1), ("lam", 0, 1), ("ema_decay", 0, 1), ("ema_tau", 0, 1), ("vf_coef", 0, math.inf),
             ("epsilon", 0, math.inf), ("entropy_decay", 0, 1), ("ref_update_interval", 1, math.inf),
-            ("kl_horizon", 1, math.inf),
+            ("kl_horizon", 1, math.inf), ("beta", 0, math.inf), ("entropy_coef", 0, math.inf),
+            ("learning_rate", 0, math.inf), ("max_grad_norm", 0, math.inf),
+            ("per_device_train_batch_size", 1, math.inf), ("gradient_accumulation_steps", 1, math.inf),
+            ("max_completion_length", 1, math.inf), ("top_p", 0, 1),
         ):  # fmt: skip
             value = getattr(self, name)
-            require(low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
+            require(value is None or low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
         require(self.temperature > 0, f"temperature={self.temperature}: sampling needs a number above 0.")
         for name in (
             "baseline",
