@@ -49,7 +49,7 @@ def _makes_equal(config: Any, options: Mapping[str, Any]) -> bool:
     now = plain_options(config)
     try:
         again = plain_options(_quiet(type(config), check_options(type(config), options, "")))
-    except (UserError, ValueError, TypeError, AttributeError):
+    except (UserError, ValueError, TypeError, AttributeError, ImportError):
         return False
     computed = computed_options(config)
     return all(same(value, again.get(name)) for name, value in now.items() if name not in computed)
@@ -89,7 +89,7 @@ def _worked_out(config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         shorter = {name: value for name, value in differ.items() if name not in computed}
         try:
             again = plain_options(_quiet(type(config), check_options(type(config), shorter, "")))
-        except (UserError, ValueError, TypeError, AttributeError):
+        except (UserError, ValueError, TypeError, AttributeError, ImportError):
             continue
         if all(same(value, again.get(name)) for name, value in now.items()):
             return shorter
