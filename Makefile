@@ -13,8 +13,10 @@ RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
 # The matrices of the embedded policy are too small to share among threads, and on a busy machine threads that wait for each
 # other make it many times slower: one thread. THREADS=8 for a larger model on a CPU.
 THREADS ?= 1
-# TRL alone differs between the two lanes: layers that import none of it (tests/test_layers.py) are tested on one.
-WITHOUT_TRL := functional monitor checkpoints tiny
+# TRL alone differs between the two lanes: what imports none of it (tests/test_layers.py) is tested on one.
+WITHOUT_TRL := functional monitor checkpoints tiny reporting data sweep
+ONE_LANE := $(WITHOUT_TRL) test_data.py test_degenerate_pairs.py test_preferences.py test_review_agent.py test_layers.py \
+	test_cli.py test_cli_checkpoint.py test_cli_sweep.py
 # Tests run in that many processes, those of a file in one: what a file prepares is prepared once.
 CORES := $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
@@ -84,7 +86,7 @@ test-current: $(VENV)/.installed-all ## the tests on current TRL
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(CORES) --dist loadfile $(PYTEST_ARGS)
 test-trl112: $(VENV_TRL112)/.installed-all ## the tests on TRL 1.12, the last with its own PPO
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(VENV_TRL112)/bin/python -m pytest -n $(CORES) --dist loadfile \
-		$(or $(PYTEST_ARGS),$(addprefix --ignore=tests/,$(WITHOUT_TRL)))
+		$(or $(PYTEST_ARGS),$(addprefix --ignore=tests/,$(ONE_LANE)))
 
 check: $(VENV)/.installed-all ## lint, format and types
 	@failed=0; for command in "ruff check ." "ruff format --check ." mypy; do \

@@ -15,6 +15,7 @@ from trl_ext.errors import UserError
 from trl_ext.preflight.names import FAMILIES
 from trl_ext.preflight.setup import recipe_of_options, trainer_of_options
 
+pytestmark = pytest.mark.current_trl
 OPTIONS = {
     "model_name_or_path": "trl_ext/tiny", "dtype": "float32", "reward_funcs": ["sentiment", "length"], "max_steps": 160,
     "per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 24, "learning_rate": 1e-4,

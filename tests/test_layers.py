@@ -33,7 +33,7 @@ LAYERS = (
 # Layers that run where TRL or torch is not installed: what they import besides the standard library, and which layers.
 THIRD_PARTY = {"errors": set(), "functional": {"torch"}, "monitor": set()}
 # Tested in one lane alone (the Makefile's WITHOUT_TRL): nothing in them may depend on the version of TRL.
-WITHOUT_TRL = {"errors", "strict_yaml", "functional", "monitor", "checkpoints", "tiny"}
+WITHOUT_TRL = {"errors", "strict_yaml", "functional", "monitor", "checkpoints", "tiny", "data", "reporting", "sweep"}
 BELOW = {"errors": set(), "functional": {"errors"}, "monitor": {"errors"}}
 
 

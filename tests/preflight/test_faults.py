@@ -6,12 +6,9 @@ from datasets import Dataset
 from episode_builders import agent
 from peft import LoraConfig
 from subjects import (
-    HEALTHY,
     LORA,
     PROMPTS,
-    complaints,
     dpo,
-    embedded,
     grpo,
     loo,
     loo_lora,
@@ -30,17 +27,8 @@ from trl_ext.errors import UserError
 from trl_ext.preflight import Status, preflight
 from trl_ext.tiny import byte_tokenizer
 
+pytestmark = pytest.mark.current_trl  # one lane: test_healthy.py looks at both
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_set_up_has_nothing_to_complain_about(name, tmp_path):
-    trainer = HEALTHY[name](tmp_path, **({} if name in ("SFT", "reward model", "DPO") else embedded()))
-    trainer.remove_callback(PrinterCallback)
-    report = preflight(trainer, quick=True)
-    assert complaints(report) == []
-    assert report.count(PASS) > 12
-    assert not list((tmp_path / "run").glob("**/*.jsonl"))  # nothing is left of it
 
 
 # Alignment ---------------------------------------------------------------------------------------------------------
@@ -64,7 +52,6 @@ def test_log_probabilities_that_are_off_by_one_are_found(tmp_path):
     assert found["generation"].numbers["mean_abs_logp_difference"] > 0.05
 
 
-@pytest.mark.current_trl
 def test_positions_that_padding_moves_are_found_in_stock_grpo_and_not_in_ours(tmp_path):
     """GPT-2 has learned absolute positions; stock GRPO's forward counts those of padding."""
     assert looked_at(grpo(tmp_path, model=absolute_policy()), "alignment")["padding"].status == FAIL
