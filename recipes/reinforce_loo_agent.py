@@ -21,9 +21,17 @@ from trl_ext import (
     load_reward_funcs,
     train,
 )
-from trl_ext.configuration import RLScriptArguments, building, cli_errors, load_policy_and_tokenizer, parse
+from trl_ext.configuration import (
+    RLScriptArguments,
+    building,
+    cli_errors,
+    load_policy_and_tokenizer,
+    load_value_model,
+    parse,
+)
 from trl_ext.data import ReviewEnvironment, load_prompts
 from trl_ext.reporting.finish import finish_run
+from trl_ext.trainers.stopping_options import stopping_of
 
 HELD_OUT = 256  # questions that are asked before and after, num_generations times each
 NEXT = {
@@ -42,6 +50,7 @@ def solved(trainer: ReinforceLOOTrainer) -> float:
 def main(args: list[str] | None = None) -> None:
     with building():
         script_args, training_args, model_args = parse((RLScriptArguments, ReinforceLOOConfig, ModelConfig), args)
+        stopping, validation = stopping_of(script_args, training_args)
         reward_funcs, training_args.reward_weights = load_reward_funcs(
             script_args.reward_funcs, training_args.reward_weights
         )
@@ -56,11 +65,12 @@ def main(args: list[str] | None = None) -> None:
             reward_funcs,
             training_args,
             train_dataset=questions,
-            eval_dataset=held_out.select(range(HELD_OUT)),
+            eval_dataset=validation or held_out.select(range(HELD_OUT)),
+            value_model=load_value_model(script_args.value_model_name_or_path, model_args, tokenizer),
             environment_factory=ReviewEnvironment,
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
-            callbacks=[monitor, reliability, checkpoints, console],
+            callbacks=[monitor, reliability, checkpoints, console, *stopping],
         )
         trainer.remove_callback(ProgressCallback)
         guard_reporting(trainer)

@@ -36,6 +36,7 @@ METHODS = {
     ),
     "_get_tool_suffix_ids": (["self", "tool_messages"], EPISODES),
     "_save": (["self", "output_dir", "state_dict"], REINFORCE),
+    "_load_best_model": (["self"], REINFORCE),
     "_load_from_checkpoint": (["self", "resume_from_checkpoint", "model"], REINFORCE),
 }
 FUNCTIONS = {

@@ -148,3 +148,16 @@ def test_one_turn_with_lambda_1_has_the_reward_less_the_first_value():
     mask = torch.ones(1, 4)
     advantages, _, _ = gae_over_turns(torch.ones(1, 4), torch.tensor([[0.5, 9.0, 9.0, 9.0]]), mask, 1.0, 1.0)
     assert advantages.tolist() == [[3.5, 3.5, 3.5, 3.5]]
+
+
+def test_a_turn_of_which_parts_are_masked_is_one_step():
+    """Two turns; of the first its second token is no action: the advantages are those of two steps, not of three."""
+    spoken = torch.tensor([[1, 1, 1, 0, 1]])
+    mask = torch.tensor([[1, 0, 1, 0, 1]])
+    rewards, values = torch.tensor([[1.0, 9.0, 2.0, 9.0, 6.0]]), torch.tensor([[0.5, 7.0, 7.0, 7.0, 0.25]])
+    advantages, returns, starts = gae_over_turns(rewards, values, mask, gamma=0.5, lam=1.0, spoken=spoken)
+    second = 6.0 - 0.25
+    first = (1.0 + 2.0) + 0.5 * 0.25 - 0.5 + 0.5 * second
+    torch.testing.assert_close(advantages, torch.tensor([[first, 0.0, first, 0.0, second]]))
+    torch.testing.assert_close(returns, torch.tensor([[first + 0.5, 0.0, 0.0, 0.0, 6.0]]))
+    assert starts.tolist() == [[1, 0, 0, 0, 1]]

@@ -15,7 +15,7 @@ from trl_ext.callbacks import BestCheckpointCallback
 
 BATCH = 16
 CASES = ("loo", "value-model", "value-lora", "ema-target", "mean-follow", "loo-follow-lora", "greedy", "loo-json",
-         "value-turn", "loo-stop")  # fmt: skip
+         "value-turn", "loo-stop", "value-dapo")  # fmt: skip
 
 
 def some_unscorable(completion_ids, **_):
@@ -69,6 +69,8 @@ def train(case, folder, processes):
         options |= {"mask": "json_actions", "invalid_json": "penalise", "invalid_json_penalty": 0.3}
     if case == "value-turn":
         options |= {"gae_steps": "turn", "gamma": 0.9}
+    if case == "value-dapo":  # over the tokens of all processes
+        options |= {"loss_type": "dapo"}
     if case == "loo-stop":  # stops early where the best is the first
         extra["callbacks"] = [BestCheckpointCallback("reward", greater_is_better=False, patience=1)]
         options |= {"max_steps": 12}

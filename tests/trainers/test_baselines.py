@@ -136,6 +136,34 @@ def test_rewards_of_turns_are_part_of_the_score(tmp_path):
     assert output["tool_mask"][0].tolist() == [1, 1, 1, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize("given", [5, ["x", 1.0], "no"])
+def test_rewards_of_turns_that_are_no_numbers_are_one_line(tmp_path, given):
+    def rollout(prompts, trainer):
+        return two_turns(prompts, trainer) | {"turn_rewards": [given] * len(prompts)}
+
+    with pytest.raises(UserError, match="must be a list of numbers"):
+        scored(loo_trainer(tmp_path, beta=0.0, trainer={"rollout_func": rollout}))
+
+
+def test_what_does_not_learn_has_no_say_in_the_scale_of_the_others(tmp_path):
+    """Groups of two; rewards 0 and 4, and None twice: the mean is 0 and the deviation that of -4 and 4."""
+    trainer = loo_trainer(
+        tmp_path, beta=0.0, num_generations=2, advantage_normalize="batch", baseline="loo",
+        rewards=lambda completions, **_: [0.0, 4.0, None, None] * 4,
+    )  # fmt: skip
+    advantages = scored(trainer)["advantages"].view(-1, 4)
+    scale = 4.0 / torch.tensor([-4.0, 4.0] * 4).std().item()
+    assert advantages[:, :2].tolist() == pytest.approx(torch.tensor([[-scale, scale]] * 4), rel=1e-4)
+
+
+def test_an_infinite_reward_is_none(tmp_path):
+    def rewards(completions, **_):
+        return [float("inf") if i == 0 else float(i % 4) for i in range(len(completions))]
+
+    output = scored(loo_trainer(tmp_path, beta=0.0, rewards=rewards))
+    assert output["advantages"].isfinite().all() and not output["tool_mask"][0].any()
+
+
 @pytest.mark.parametrize("steps", ["token", "turn"])
 def test_rewards_of_turns_lie_on_their_last_tokens(tmp_path, steps):
     """Values start at zero: with lambda 1 and gamma 0.5 the advantages are discounted sums of what is still to come."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import threading
 import time
@@ -50,6 +51,17 @@ def loop_for_ever():
         pass
 
 
+class LeavingError(Exception):
+    def __str__(self):
+        sys.exit(4)
+
+
+class EndlessError(Exception):
+    def __str__(self):
+        while True:
+            pass
+
+
 MISBEHAVIOUR = {
     "raises": (lambda: 1 / 0, "raised"), "leaves": (lambda: sys.exit(3), "raised"), "recurses": (recursive, "raised"),
     "runs out of memory": (lambda: bytearray(1 << 60), "raised"), "answers without text": (Unprintable, "raised"),
@@ -57,6 +69,8 @@ MISBEHAVIOUR = {
     "raises what has no text": (lambda: (_ for _ in ()).throw(UnprintableError()), "raised"),
     "loops": (loop_for_ever, "timed_out"), "sleeps": (lambda: time.sleep(3), "timed_out"),
     "swallows what interrupts it": (stubborn, "timed_out"), "says 10 MB": (lambda: "x" * 10_000_000, "too_long"),
+    "raises what ends the process when it is read": (lambda: (_ for _ in ()).throw(LeavingError()), "raised"),
+    "raises what reads for ever": (lambda: (_ for _ in ()).throw(EndlessError()), "raised"),
     "says 10 MB in blocks": (lambda: [{"type": "text", "text": "x" * 10_000_000}], "too_long"),
 }  # fmt: skip
 
@@ -195,6 +209,23 @@ def test_later_calls_of_an_ended_episode_are_not_made(tmp_path):
     assert counted == []
 
 
+def test_a_process_that_a_tool_forks_does_not_go_on_training(tmp_path):
+    """A child that leaves would be taken for a tool that raised, and train beside its parent."""
+    mark = tmp_path / "children"
+
+    def forks() -> str:
+        if os.fork() == 0:
+            sys.exit(0)
+        os.wait()
+        with mark.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return "done"
+
+    guarded = ToolGuard(None, 100, "end").plain(0, {"forks": forks})["forks"]
+    assert guarded() == "done"
+    assert mark.read_text().split() == [str(os.getpid())]
+
+
 def test_ctrl_c_ends_the_run(tmp_path):
     def interrupted():
         raise KeyboardInterrupt
@@ -227,9 +258,34 @@ def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced(
     assert after and after != first[0] and guard.ended == {}
 
 
+def test_answers_that_no_template_or_tokenizer_takes_are_made_texts(tmp_path):
+    """Half of a surrogate pair, and blocks of content for a model that reads texts alone."""
+    for answer, heard in (("half \ud83d a pair", "half"), ([{"type": "text", "text": "in blocks"}], "in blocks")):
+        trainer = agent(tmp_path, first_calls_bad, trainer=made("function", lambda answer=answer: answer))
+        output = scored(trainer)
+        assert any(heard in spoken(output, row, trainer._tokenizer, False) for row in range(4))
+        assert logged(trainer)["tools/ended/raised"] == 0.0
+
+
+def test_a_turn_that_the_parser_fails_on_is_a_text(tmp_path):
+    """Transformers' parser raises a KeyError for a call without arguments, and TRL catches two other errors alone."""
+    trainer = agent(tmp_path, first_calls_bad, trainer={"tools": [good]})
+    parse = trainer._tokenizer.parse_response
+
+    def failing(ids, *args, **kwargs):
+        raise KeyError("arguments")
+
+    trainer._tokenizer.parse_response = failing
+    output = scored(trainer)
+    assert logged(trainer)["episodes/turns"] == 1.0 and output["completion_mask"].any()
+    trainer._tokenizer.parse_response = parse
+
+
 def test_a_list_that_is_no_content_blocks_is_a_text():
     plain = ToolGuard(1.0, 100, "end").plain(0, {"a": lambda: [1, 2], "b": lambda: [{"type": "text", "text": "x"}]})
-    assert plain["a"]() == "[1, 2]" and plain["b"]() == [{"type": "text", "text": "x"}]
+    assert plain["a"]() == "[1, 2]" and plain["b"]() == "x"
+    seeing = ToolGuard(1.0, 100, "end", images=True).plain(0, {"b": lambda: [{"type": "text", "text": "x"}]})
+    assert seeing["b"]() == [{"type": "text", "text": "x"}]
 
 
 def test_no_thread_that_is_left_behind_keeps_the_process_from_ending():

@@ -1,5 +1,7 @@
 """Equivalent runs follow one trajectory: stock GRPO, the same seed, a checkpoint and its resumption."""
 
+import warnings
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -7,6 +9,7 @@ from safetensors.torch import load_file
 from trainer_builders import SGD, log_rows, loo_trainer, policy, ppo_trainer, prompts, scorer, weights
 from trl import GRPOConfig, GRPOTrainer
 
+from trl_ext.callbacks import BestCheckpointCallback
 from trl_ext.tiny import random_policy
 
 
@@ -144,3 +147,22 @@ def test_the_reward_rises(tmp_path, function, options):
     trainer.train()
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     assert mean(rewards[:3]) < 0.2 and mean(rewards[-3:]) > 0.5
+
+
+def test_saving_in_the_middle_of_a_generation_is_told(tmp_path):
+    """TRL keeps the rollouts that are still to be learned from in no checkpoint: a resumed run generates anew."""
+    with pytest.warns(UserWarning, match="Set save_steps to a multiple of 2"):
+        loo_trainer(tmp_path, num_iterations=2, save_strategy="steps", save_steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loo_trainer(tmp_path, num_iterations=2, save_strategy="steps", save_steps=4)
+
+
+def test_the_best_model_has_its_own_value_function(tmp_path):
+    best = BestCheckpointCallback("reward", greater_is_better=False, patience=2)
+    trainer = loo_trainer(tmp_path, baseline="value", beta=0.0, max_steps=6, trainer={"callbacks": [best]})
+    trainer.train()
+    saved = load_file(f"{best.best['checkpoint']}/value_function.safetensors")
+    kept = trainer._value_function.state_dict()
+    assert best.best["step"] < trainer.state.global_step
+    assert all(torch.equal(kept[name], value) for name, value in saved.items())

@@ -69,25 +69,35 @@ def scaled_by_group(advantages: torch.Tensor, rewards: torch.Tensor) -> torch.Te
 
 
 def gae_over_turns(
-    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    gamma: float,
+    lam: float,
+    spoken: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Generalised advantage estimation whose steps are turns: runs of tokens with mask 1, what the policy says before
-    its environment answers.
+    """Generalised advantage estimation whose steps are turns: runs of tokens that the policy says before its
+    environment answers.
 
     The value of a turn is that of the state before its first token, its reward the sum over its tokens; every token of
     a turn gets the turn's advantage. `gamma` and `lam` are per turn.
 
     Args:
         rewards, values, mask (`torch.Tensor` of shape `(B, T)`).
+        spoken (`torch.Tensor` of shape `(B, T)`, *optional*): 1 on all that the policy said, whose runs are the turns;
+            `mask` may be 1 on part of a turn alone. Defaults to `mask`.
     Returns:
-        advantages `(B, T)`, 0 where mask is 0; returns and their mask `(B, T)`, on the first token of each turn alone:
-        the states whose value is learned.
+        advantages `(B, T)`, 0 where mask is 0; returns and their mask `(B, T)`, on the first masked token of each turn
+        alone: the states whose value is learned.
     """
     assert rewards.dim() == 2 and rewards.shape == values.shape == mask.shape, (rewards.shape, values.shape)
-    inside = mask.bool()
-    starts = inside & ~torch.nn.functional.pad(inside, (1, 0))[:, :-1]
-    turn = (starts.cumsum(1) - 1).clamp(min=0)  # of each token; what is outside of turns is masked below
-    turns = max(int(starts.sum(1).max()), 1)
+    pad = torch.nn.functional.pad
+    inside, said = mask.bool(), (mask if spoken is None else spoken).bool()
+    number = (said & ~pad(said, (1, 0))[:, :-1]).cumsum(1)  # of each token's turn, from 1; what is outside is masked
+    before = pad((number * inside).cummax(1).values, (1, 0))[:, :-1]
+    starts = inside & (number > before)
+    turn = (number - 1).clamp(min=0)
+    turns = max(int(number.max()), 1)
     empty = torch.zeros(len(rewards), turns, dtype=values.dtype, device=values.device)
     of_turns = empty.scatter_add(1, turn, (rewards * mask).to(values.dtype))
     at_starts = empty.scatter_add(1, turn, values * starts)

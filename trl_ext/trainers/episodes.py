@@ -54,7 +54,8 @@ class EpisodeTrainer(GRPOTrainer):
         if rollout_func is not None and limits != (None, None):
             self.rollout_func = limited
         try:
-            result = super()._generate(prompts)
+            with _parsing_never_ends_a_run(self._tokenizer):
+                result = super()._generate(prompts)
         finally:
             self.rollout_func = rollout_func
         completion_ids, tool_mask, extra_fields = result[1], result[2], result[5]
@@ -103,7 +104,7 @@ class EpisodeTrainer(GRPOTrainer):
     def _guarded_tools(self):
         args, before = self.args, (self._sync_tool_dicts, self._async_tool_dicts)
         if self._tool_guard is None:
-            self._tool_guard = ToolGuard(args.tool_timeout, args.max_tool_answer, args.tool_errors)
+            self._tool_guard = ToolGuard(args.tool_timeout, args.max_tool_answer, args.tool_errors, self._is_vlm)
         guard = self._tool_guard
         guard.ended = {}
         self._sync_tool_dicts = [guard.plain(i, tools) for i, tools in enumerate(before[0])]
@@ -128,6 +129,33 @@ class EpisodeTrainer(GRPOTrainer):
             # too long for any episode: TRL then leaves it as it was before its tools were called
             return [self._tokenizer.pad_token_id] * (self.max_completion_length + 1)
         return super()._get_tool_suffix_ids(tool_messages)
+
+
+@contextmanager
+def _parsing_never_ends_a_run(tokenizer: Any):
+    """TRL takes a turn that cannot be parsed for plain text where the parser raises a ValueError; Transformers' raises
+    others as well, such as a KeyError for a call without arguments, and what a policy writes must not end a run."""
+    original, own = getattr(tokenizer, "parse_response", None), tokenizer.__dict__.get("parse_response")
+    if original is None:
+        yield
+        return
+
+    def parse_response(*args, **kwargs):
+        try:
+            return original(*args, **kwargs)
+        except (ValueError, TypeError):
+            raise
+        except Exception as error:
+            raise ValueError(f"no answer in the form of the template: {type(error).__name__}: {error}") from error
+
+    tokenizer.parse_response = parse_response
+    try:
+        yield
+    finally:
+        if own is None:
+            del tokenizer.parse_response
+        else:
+            tokenizer.parse_response = own
 
 
 def _naming_reset(factory: Callable) -> Callable:

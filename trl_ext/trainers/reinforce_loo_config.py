@@ -200,6 +200,11 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             f"min_entropy_coef={self.min_entropy_coef}: must be from 0 to entropy_coef ({self.entropy_coef}).",
         )
         require(
+            self.action_schema is None or self.mask == "json_actions" or self.invalid_json != "keep",
+            f"action_schema={self.action_schema!r} says which actions are invalid, and invalid_json='keep' does "
+            "nothing with those: set invalid_json='drop' or 'penalise', or mask='json_actions'.",
+        )
+        require(
             self.invalid_json_penalty >= 0,
             f"invalid_json_penalty={self.invalid_json_penalty}: it is taken off the reward; set it to 0 or more.",
         )

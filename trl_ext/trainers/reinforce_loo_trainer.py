@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import math
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -83,6 +85,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self._check_pad_token()
         self._check_greedy()
+        self._check_saving()
         looks_at_actions = args.mask == "json_actions" or args.invalid_json != "keep"
         self._json: JsonActions | None = None
         if looks_at_actions:
@@ -119,6 +122,18 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         owner = "rollout_func" if self.rollout_func is not None else "environment_factory"
         if self.args.baseline == "greedy" and (self.rollout_func or getattr(self, "environment_factories", None)):
             raise UserError(f"baseline='greedy' cannot decode greedily in a {owner}: set baseline='loo' or 'ema'.")
+
+    def _check_saving(self):
+        """TRL keeps the rollouts that are still to be learned from in no checkpoint."""
+        args = self.args
+        steps = args.steps_per_generation * self.num_iterations / args.gradient_accumulation_steps
+        saves = args.save_strategy == "steps" and args.save_steps >= 1
+        if saves and steps > 1 and args.save_steps % steps:
+            warnings.warn(
+                f"save_steps={args.save_steps} saves in the middle of a generation, which {steps:g} optimizer steps "
+                f"learn from: a run resumed there generates anew. Set save_steps to a multiple of {steps:g}.",
+                stacklevel=3,
+            )
 
     def _set_beta(self, scoring: bool):
         """The base class reads `self.beta` twice: to score the reference, and to add the KL to the loss."""
@@ -241,7 +256,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         self._log_rewards(mode, scores, rewards)
         if self.args.baseline == "value":
             final = scores[local].nan_to_num(0.0) - turn_rewards.sum(1)
-            advantages = self._value_advantages(output, mode, final, turn_rewards - penalty, values, mask)
+            advantages = self._value_advantages(output, mode, final, turn_rewards - penalty, values, mask, own)
         else:
             advantages = self._group_advantages(inputs, rewards, mode)[local]
         output["advantages"] = self._finish_advantages(advantages, mask, mode)
@@ -282,6 +297,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         return mask
 
     def _weighted(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
+        # an infinite reward would leave no weight finite: it is none, as NaN is
+        rewards_per_func = rewards_per_func.masked_fill(rewards_per_func.isinf(), torch.nan)
         scores = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(1)
         return scores.masked_fill(rewards_per_func.isnan().all(1), torch.nan)  # unscorable, as in the base class
 
@@ -298,9 +315,9 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             inside = own[i].bool()
             ends = (inside & ~torch.nn.functional.pad(inside, (0, 1))[1:]).nonzero().flatten()
             learning = mask[i].nonzero().flatten()
-            for turn, reward in enumerate(given):
+            for turn, reward in enumerate(_numbers(given)):
                 place = torch.searchsorted(learning, ends[min(turn, len(ends) - 1)], right=True) - 1
-                found[i, learning[place.clamp(min=0)]] += float(reward)
+                found[i, learning[place.clamp(min=0)]] += reward
         return found
 
     def _group_advantages(self, inputs, rewards: torch.Tensor, mode: str) -> torch.Tensor:
@@ -322,7 +339,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         """The states whose value is learned: those before each token that counts."""
         return mask
 
-    def _value_advantages(self, output: dict, mode: str, scores, rewards, values, mask) -> torch.Tensor:
+    def _value_advantages(self, output: dict, mode: str, scores, rewards, values, mask, own) -> torch.Tensor:
         value_mask = self._value_mask(output, mask)
         values, rewards = values * value_mask, at_last_token(scores, value_mask) + rewards
         if self.args.whiten_rewards:
@@ -330,7 +347,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             rewards = masked_whiten(rewards, value_mask, *moments, shift_mean=False)
         if self.args.gae_steps == "turn":
             advantages, returns, value_mask = gae_over_turns(
-                rewards, values, value_mask, self.args.gamma, self.args.lam
+                rewards, values, value_mask, self.args.gamma, self.args.lam, own
             )
         else:
             advantages, returns = gae(rewards, values, value_mask, self.args.gamma, self.args.lam)
@@ -341,7 +358,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         return advantages * mask
 
     def _finish_advantages(self, advantages: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
-        weights = mask if advantages.dim() == 2 else torch.ones_like(advantages)
+        weights = mask if advantages.dim() == 2 else mask.any(1).to(advantages)  # what does not learn has no say
         mean, variance = global_moments(self.accelerator, advantages, weights)
         if self.args.advantage_normalize == "batch":
             advantages = masked_whiten(advantages, weights, mean, variance)
@@ -380,26 +397,34 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         }
         if args.beta != 0 and not args.kl_in_reward and self.beta == 0:  # the base class has k3 alone
             kl = kl_estimate(with_gradient, inputs["ref_per_token_logps"], args.kl_estimator)
-            loss = loss + self._kl.value * self._aggregated(kl, mask) / accumulation
+            loss = loss + self._kl.value * self._aggregated(kl, mask, inputs, accumulation)
             means["kl"] = (kl.detach(), mask)
         if args.baseline == "value":
             per_token, value_clipped = clipped_value_loss(
                 values, inputs["old_values"], inputs["returns"], args.cliprange_value
             )
             value_mask = inputs["value_mask"]
-            value_loss = self._aggregated(per_token, value_mask)
-            loss = loss + args.vf_coef * value_loss / accumulation
-            means["loss/value_avg"] = (value_loss.detach().reshape(1), one)
+            value_loss = self._aggregated(per_token, value_mask, inputs, accumulation)
+            loss = loss + args.vf_coef * value_loss
+            means["loss/value_avg"] = (value_loss.detach().reshape(1) * accumulation, one)
             means["val/clipfrac_avg"] = (value_clipped, value_mask)
         for name, value in zip(means, global_means(self.accelerator, list(means.values())), strict=True):
             self._metrics[mode][name].append(value)
         return loss
 
-    def _aggregated(self, per_token: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """As the policy's terms are: coefficients then weigh like with like."""
+    def _aggregated(self, per_token: torch.Tensor, mask: torch.Tensor, inputs: dict, accumulation: int) -> torch.Tensor:
+        """As the base class does with the policy's terms, so that coefficients weigh like with like and two processes
+        take the step of one; of the micro-batch alone where the base class's mean is."""
+        total = per_token * mask
         if self.loss_type == "dr_grpo":
-            return (per_token * mask).sum() / (mask.size(0) * self.max_completion_length)
-        return masked_mean(per_token, mask)
+            return total.sum() / (mask.size(0) * self.max_completion_length) / accumulation
+        if self.loss_type == "grpo":
+            return (total.sum(1) / mask.sum(1).clamp(min=1.0)).mean() / accumulation
+        if self.loss_type in ("dapo", "cispo", "vespo"):  # over the tokens of all micro-batches of all processes
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+            window = accumulation / self.args.steps_per_generation if self.model.training else 1.0
+            return total.sum() / (tokens * window)
+        return masked_mean(per_token, mask) / accumulation
 
     # Metrics: the names that stock PPO, and RLOO up to 0.21, gave them ----------------------------
 
@@ -465,6 +490,12 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         if self.args.should_save:
             save_file({k: v.contiguous() for k, v in value.items()}, os.path.join(output_dir, VALUE_FILE))
 
+    def _load_best_model(self):
+        super()._load_best_model()
+        path = os.path.join(self.state.best_model_checkpoint, VALUE_FILE)
+        if self.args.baseline == "value" and os.path.exists(path):
+            self._value_function.load_state_dict(load_file(path))
+
     def _load_adapter_that_trains(self, folder):
         """Beside another adapter Transformers before 5.20 or so loads that one alone (seen with 5.17 on a GPU): the
         policy would start anew without a word."""
@@ -480,3 +511,12 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         self._load_adapter_that_trains(resume_from_checkpoint)
         if self.args.baseline == "value":
             self._value_function.load_state_dict(load_file(os.path.join(resume_from_checkpoint, VALUE_FILE)))
+
+
+def _numbers(turn_rewards: Any) -> list[float]:
+    """The rewards of a completion's turns; None and what is not finite are no reward."""
+    try:
+        given = [0.0 if reward is None else float(reward) for reward in turn_rewards]
+    except (TypeError, ValueError):
+        raise UserError(f"turn_rewards of a completion must be a list of numbers, not {turn_rewards!r}") from None
+    return [reward if math.isfinite(reward) else 0.0 for reward in given]

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,13 +36,14 @@ class ToolGuard:
         timeout: seconds a call may take; None: any.
         longest: characters an answer may have.
         errors: `"end"`: what a tool raises ends the episode; `"tell"`: it is told to the policy.
+        images: whether answers may be blocks of content, for a model that sees; else their texts are joined.
 
     Attributes:
         ended: episode -> one of `REASONS`.
     """
 
-    def __init__(self, timeout: float | None, longest: int, errors: str) -> None:
-        self.timeout, self.longest, self.errors = timeout, longest, errors
+    def __init__(self, timeout: float | None, longest: int, errors: str, images: bool = False) -> None:
+        self.timeout, self.longest, self.errors, self.images = timeout, longest, errors, images
         self.ended: dict[int, str] = {}
         self._reported: set[tuple[str, str]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,11 +56,14 @@ class ToolGuard:
                 if episode in self.ended:
                     return EpisodeEnd()
                 inspect.signature(tool).bind(**arguments)
+                process = os.getpid()
                 try:
                     return call_within(self.timeout, lambda: self._checked(tool(**arguments)))
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # SystemExit too: a tool must not end the run
+                    if os.getpid() != process:  # a child that the tool forked: it must not go on training
+                        os._exit(1)
                     return self._failed(episode, name, error)
 
             return call
@@ -87,10 +92,18 @@ class ToolGuard:
 
     def _checked(self, answer: Any) -> Any:
         """The answer as TRL takes it, a text or content blocks; within the time limit, as `__str__` may do anything."""
-        if isinstance(answer, list) and answer and all(isinstance(part, dict) and "type" in part for part in answer):
-            size = sum(len(str(part.get("text") or "")) for part in answer)
-        else:
-            answer = str(answer)
+        blocks = (
+            isinstance(answer, list) and answer and all(isinstance(part, dict) and "type" in part for part in answer)
+        )
+        if blocks and self.images:
+            answer = [
+                {**part, "text": _encodable(part["text"])} if isinstance(part.get("text"), str) else part
+                for part in answer
+            ]
+            size = sum(len(part["text"]) for part in answer if isinstance(part.get("text"), str))
+        else:  # a template of texts cannot render blocks
+            text = "".join(str(part.get("text", part)) for part in answer) if blocks else str(answer)
+            answer = _encodable(text)
             size = len(answer)
         if size > self.longest:
             raise _TooLongError(f"answered with {size} characters, max_tool_answer is {self.longest}")
@@ -155,6 +168,13 @@ class _TooLongError(Exception):
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception:  # an error whose own text raises
+        return call_within(1.0, lambda: _encodable(str(error)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # an error whose own text raises, SystemExit too
         return type(error).__name__
+
+
+def _encodable(text: str) -> str:
+    """Without halves of surrogate pairs, which no tokenizer takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
