@@ -187,11 +187,13 @@ def plot(runs: Runs, options: argparse.Namespace) -> None:
 
     figure, panels = plt.subplots(1, len(options.tasks), figsize=(6 * len(options.tasks), 4), squeeze=False)
     for panel, task in zip(panels[0], options.tasks, strict=True):
+        seeds = 0
         for trainer in options.trainers:
             rate = best_rate(runs, task, trainer)
             rows = [] if rate is None else runs.of(task, trainer, REPORTED, rate)
             if not rows:
                 continue
+            seeds = max(seeds, len(rows))
             curves = [smooth(row["curve"]) for row in rows]
             mean = [statistics.mean(point) for point in zip(*curves, strict=True)]
             low, high = ([f(point) for point in zip(*curves, strict=True)] for f in (min, max))
@@ -201,7 +203,7 @@ def plot(runs: Runs, options: argparse.Namespace) -> None:
             panel.plot(samples, mean, color=COLOURS[trainer], label=label, linewidth=2 if ours else 1.3,
                        linestyle="-" if ours else "--")  # fmt: skip
             panel.fill_between(samples, low, high, color=COLOURS[trainer], alpha=0.12, linewidth=0)
-        panel.set(title=f"{task}: mean and range over {len(REPORTED)} seeds", xlabel="completions", ylabel="reward")
+        panel.set(title=f"{task}: mean and range over {seeds} seeds", xlabel="completions", ylabel="reward")
         panel.grid(alpha=0.25)
         panel.legend(fontsize=8, loc="lower right")
     figure.tight_layout()
