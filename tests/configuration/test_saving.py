@@ -169,6 +169,11 @@ def test_an_object_whose_computed_options_are_stale_is_not_written_as_another():
         to_yaml(ppo)
 
 
+def test_a_value_that_would_be_read_as_another_is_refused():
+    with pytest.raises(UserError, match="seed='5' would be read as 5"):
+        to_yaml(ReinforceLOOConfig(**CPU, seed="5"))
+
+
 def test_a_whole_number_for_a_real_one_is_written_as_real(tmp_path):
     config = ReinforceLOOConfig(**CPU, learning_rate=1)
     to_yaml(config, tmp_path / "a.yaml")

@@ -48,23 +48,22 @@ def _run(options: argparse.Namespace) -> int:
         return FAILED if guide(quick=options.quick).failed else 0
     from trl_ext.preflight.check import Report
     from trl_ext.preflight.running import preflight
-    from trl_ext.preflight.terminal import closing_line, family_block
+    from trl_ext.preflight.terminal import closing_line
 
     stdout, began = sys.stdout, time.time()
     with contextlib.redirect_stdout(sys.stderr):  # scripts and libraries print
-        trainer = _trainer(options)
+        trainer, show = _trainer(options), _live(options, stdout)
         if isinstance(trainer, Report):
             report = trainer
+            if show is not None:
+                show("options", list(report.checks), ())
         else:
-            report = preflight(trainer, options.quick, options.only, _live(options, stdout))
+            report = preflight(trainer, options.quick, options.only, show)
     _tidy_up(trainer, began)
     if options.json:
         print(to_strict_json(report.to_dict()))
     else:
-        console = _console(stdout)
-        if isinstance(trainer, Report):
-            console.print(family_block("options", list(report.checks)))
-        console.print(closing_line(report))
+        _console(stdout).print(closing_line(report))
     return FAILED if report.failed else 0
 
 

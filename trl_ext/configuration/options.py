@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import UserError
@@ -40,19 +40,20 @@ def options_given(config: Any) -> dict[str, Any]:
                     f"{field.name} holds {error}: set {field.name} to None before writing, and again after reading"
                 ) from None
     options = {name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])}
-    if set_since(config) and not _makes_equal(config, options):  # what is computed of what was set has stayed as it was
+    # What is computed of what was set has stayed as it was; what a trainer computed is nothing that is made again
+    if set_since(config) and not _makes_equal(config, options, computed_options(config)):
         options = _worked_out(config, plain_defaults(type(config)))
-    return {name: plain(value) for name, value in check_options(type(config), options, type(config).__name__).items()}
+    return options
 
 
-def _makes_equal(config: Any, options: Mapping[str, Any]) -> bool:
+def _makes_equal(config: Any, options: Mapping[str, Any], apart_from: Collection[str] = ()) -> bool:
+    """Whether an object made of the options has what `config` has."""
     now = plain_options(config)
     try:
         again = plain_options(_quiet(type(config), check_options(type(config), options, "")))
     except (UserError, ValueError, TypeError, AttributeError, ImportError):
         return False
-    computed = computed_options(config)
-    return all(same(value, again.get(name)) for name, value in now.items() if name not in computed)
+    return all(same(value, again.get(name)) for name, value in now.items() if name not in apart_from)
 
 
 def check_options(kind: type, options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -87,11 +88,7 @@ def _worked_out(config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     differ = {name: value for name, value in now.items() if name in needed or not same(value, usual.get(name))}
     for computed in (*_COMPUTED, ()):
         shorter = {name: value for name, value in differ.items() if name not in computed}
-        try:
-            again = plain_options(_quiet(type(config), check_options(type(config), shorter, "")))
-        except (UserError, ValueError, TypeError, AttributeError, ImportError):
-            continue
-        if all(same(value, again.get(name)) for name, value in now.items()):
+        if _makes_equal(config, shorter):
             return shorter
     raise UserError(
         f"this {type(config).__name__} cannot be made again from its options, so it cannot be written: write it as it "

@@ -116,7 +116,7 @@ def _content(config: Any) -> dict[str, Any]:
     for name, value in options.items():
         if not same(plain(fitted[name]), value):
             raise UserError(f"{name}={value!r} would be read as {fitted[name]!r}: set it to that, or to another type")
-    return {**header_of(type(config)), **options}
+    return {**header_of(type(config)), **{name: plain(fitted[name]) for name in options}}
 
 
 def _write(text: str, path: str | os.PathLike[str] | None, overwrite: bool) -> str:

@@ -15,7 +15,7 @@ from .advantages import (
 from .kl import kl_estimate
 from .log_probs import token_log_probs
 from .losses import clipped_value_loss, explained_variance
-from .masking import at_last_token, masked_mean, masked_whiten, with_terminal_state
+from .masking import at_last_token, learning_mask, masked_mean, masked_whiten, with_terminal_state
 from .schedules import decayed
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "gae",
     "gae_over_turns",
     "kl_estimate",
+    "learning_mask",
     "leave_one_out",
     "masked_mean",
     "masked_whiten",

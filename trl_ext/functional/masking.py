@@ -46,3 +46,10 @@ def with_terminal_state(mask: torch.Tensor, completion_mask: torch.Tensor) -> to
     positions = torch.arange(mask.size(1), device=mask.device)
     is_terminal = positions == completion_mask.sum(1, keepdim=True)
     return torch.where(is_terminal & mask.any(1, keepdim=True), torch.ones_like(mask), mask)
+
+
+def learning_mask(output: dict[str, torch.Tensor]) -> torch.Tensor:
+    """`(B, T)`, 1 on the tokens of a scored batch that learn: of the completion, and the policy's own where TRL's
+    `tool_mask` says which these are."""
+    mask = output["completion_mask"]
+    return mask * output["tool_mask"] if "tool_mask" in output else mask

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
+
+from trl_ext.rewards.reliability.window import totals_of
 
 from .check import Check, Status, above, share
 from .limits import TRUNCATED, UNSCORED, ZERO_VARIANCE
@@ -32,9 +35,8 @@ def advantages(subject: Subject) -> Iterator[Check]:
 
 def total_rewards(subject: Subject, rollouts: Rollouts) -> torch.Tensor:
     """`(completions,)`: the weighted sum, NaN where every function gave None."""
-    weights = torch.as_tensor(subject.trainer.reward_weights, dtype=torch.float32).cpu()
-    totals = (rollouts.rewards * weights).nansum(1)
-    return totals.masked_fill(rollouts.rewards.isnan().all(1), torch.nan)
+    weights = np.array([float(weight) for weight in subject.trainer.reward_weights])
+    return torch.from_numpy(totals_of(rollouts.rewards.double().numpy(), weights)).float()
 
 
 def _scored(totals: torch.Tensor) -> Check:

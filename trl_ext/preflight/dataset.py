@@ -53,13 +53,10 @@ def text_of(value: Any) -> str:
 
 
 def _enough(subject: Subject, count: int) -> Check:
-    args = subject.args
-    steps = len(subject.trainer.get_train_dataloader()) if count else 0
-    processes = max(getattr(args, "world_size", 1), 1)
-    rows = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
-    generation = getattr(args, "generation_batch_size", None)
-    prompts = max((generation or rows) // subject.num_generations, 1) if subject.kind == "rl" else rows
-    status = Status.PASS if steps and count >= prompts else Status.FAIL
+    prompts = subject.rows_a_step
+    if subject.kind == "rl":
+        prompts = max(subject.completions_a_generation // subject.num_generations, 1)
+    status = Status.PASS if subject.batches and count >= prompts else Status.FAIL
     what = "prompts" if subject.kind == "rl" else "examples"
     return Check(
         FAMILY, "rows", status, f"{count:,} {what}, {prompts} in a batch",

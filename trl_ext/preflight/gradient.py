@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trl_ext.functional import learning_mask
+
 from .check import Check, Status, share
-from .subject import Subject, learning_mask
+from .subject import Subject
 
 FAMILY = "gradient"
 ROWS = 4  # completions in the loss
@@ -70,7 +72,7 @@ def _shaped(sign: torch.Tensor, subject: Subject, inputs: dict[str, Any]) -> tor
     """One advantage a completion, or one a token, as the trainer makes them."""
     if subject.rollouts.output["advantages"].dim() == 1:
         return sign
-    return sign.unsqueeze(1) * inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    return sign.unsqueeze(1) * learning_mask(inputs)
 
 
 def _backward(subject: Subject, inputs: dict[str, Any]) -> Backward:
@@ -170,7 +172,7 @@ def _raises(subject: Subject) -> Check:
     sign[0] = 1.0
     inputs["advantages"] = _shaped(sign, subject, inputs)
     row = {k: inputs[k][:1] for k in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
-    mask = row["completion_mask"] * inputs["tool_mask"][:1] if "tool_mask" in inputs else row["completion_mask"]
+    mask = learning_mask(inputs)[:1]
 
     def said() -> float:
         with subject.evaluating():

@@ -13,11 +13,12 @@ from trl_ext.data import REVIEWS
 from trl_ext.errors import UserError
 from trl_ext.reporting.replay_table import plain_console
 from trl_ext.rewards.registry import REWARDS
-from trl_ext.strict_yaml import StrictLoader
+from trl_ext.strict_yaml import StrictLoader, dump_yaml
 
 from .check import Check, Report, Status
-from .names import FAMILIES, TRAINERS
+from .names import TRAINERS
 from .running import preflight
+from .sample import Sample
 from .setup import build_trainer, hints_of
 from .terminal import closing_line, family_block
 
@@ -87,17 +88,11 @@ def _check(options: dict[str, Any], quick: bool, console: Console) -> Report:
         check = Check("options", "build", Status.FAIL, str(error))
         console.print(family_block("options", [check]))
         return Report("no trainer", (check,))
-    checks: list[Check] = []
-    seconds: dict[str, float] = {}
-    report = Report(type(trainer).__name__, ())
-    for family in FAMILIES:
-        report = preflight(trainer, quick, [family])
-        console.print(family_block(family, list(report.checks), report.sample))
-        checks += report.checks
-        seconds |= report.seconds
-        if report.failed:
-            break
-    report = Report(report.trainer, tuple(checks), seconds)
+
+    def show(family: str, checks: list[Check], sample: Sample) -> None:
+        console.print(family_block(family, checks, sample))
+
+    report = preflight(trainer, quick, on_family=show, stop_at_failure=True)
     console.print(closing_line(report))
     return report
 
@@ -151,7 +146,7 @@ def _write(options: dict[str, Any], report: Report, console: Console) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in options.items() if name != "trainer"}
     heading = f"# Written by trl-ext preflight --guide, for the trainer {trainer}\n"
-    path.write_text(heading + yaml.safe_dump(kept, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(heading + dump_yaml(kept), encoding="utf-8")
     console.print(f"written: {path}\n  trl-ext preflight --config {path}")
     recipe = {"reinforce_loo": "reinforce_loo", "ppo": "ppo"}.get(trainer)
     if recipe:

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import torch
 
+from trl_ext.functional import learning_mask
+
 from .check import Check, Status, share
 from .gradient import ROWS, inputs_of, run_backward
 from .labels import labels, pairs
-from .subject import Subject, learning_mask
+from .subject import Subject
 
 FAMILY = "masks"
 

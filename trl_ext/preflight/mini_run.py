@@ -18,7 +18,6 @@ from trl_ext.callbacks import AnomalyDetectionCallback, PPOMonitoringCallback
 from trl_ext.monitor.alerts import Severity
 
 from .check import Check, Status
-from .options import total_steps
 from .reference import fingerprint, has_reference
 from .subject import Subject
 
@@ -46,7 +45,7 @@ class Clock(TrainerCallback):
 
 
 def mini_run(subject: Subject) -> Iterator[Check]:
-    whole, steps = total_steps(subject), _steps(subject)
+    whole, steps = subject.total_steps, _steps(subject)
     before, weights = fingerprint(subject), _sketch(subject)
     with tempfile.TemporaryDirectory(prefix="trl_ext_preflight_") as folder:
         monitor = (PPOMonitoringCallback if subject.kind == "rl" else AnomalyDetectionCallback)(output_dir=folder)

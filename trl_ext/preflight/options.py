@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trl_ext.configuration.derived import processes_of
+
 from .check import Check, Status, above
 from .limits import LEAST_ADAPTER_RATE, learning_rate_limit
 from .subject import Subject
@@ -21,20 +23,8 @@ def options(subject: Subject) -> Iterator[Check]:
         yield _loss(subject)
 
 
-def total_steps(subject: Subject) -> int:
-    """Optimizer steps of the whole run; 0 where there are none."""
-    args = subject.args
-    if args.max_steps > 0:
-        return int(args.max_steps)
-    try:
-        batches = len(subject.trainer.get_train_dataloader())
-    except TypeError:  # a stream has no length
-        return 0
-    return int(max(batches // args.gradient_accumulation_steps, 1 if batches else 0) * args.num_train_epochs)
-
-
 def _steps(subject: Subject) -> Check:
-    steps = total_steps(subject)
+    steps = subject.total_steps
     status = Status.PASS if steps else Status.FAIL
     return Check(FAMILY, "steps", status, f"{steps:,} optimizer steps", {"optimizer_steps": steps},
                  "" if steps else "Nothing would be trained: set max_steps or num_train_epochs.")  # fmt: skip
@@ -42,13 +32,12 @@ def _steps(subject: Subject) -> Check:
 
 def _batches(subject: Subject) -> Check:
     args = subject.args
-    processes = max(getattr(args, "world_size", 1), 1)
-    rows = args.per_device_train_batch_size * processes * args.gradient_accumulation_steps
+    processes, rows = processes_of(args), subject.rows_a_step
     numbers: dict[str, Any] = {"rows_a_step": rows, "processes": processes}
     if subject.kind != "rl":
         return Check(FAMILY, "batches", Status.PASS, f"{rows} examples a step: {args.per_device_train_batch_size} x "
                      f"{processes} processes x {args.gradient_accumulation_steps} accumulated", numbers)  # fmt: skip
-    generation = int(getattr(args, "generation_batch_size", None) or rows)
+    generation = subject.completions_a_generation
     size = subject.num_generations
     iterations = int(getattr(subject.trainer, "num_iterations", 1))
     updates = generation * iterations / rows
@@ -84,7 +73,7 @@ def _learning_rate(subject: Subject) -> Check:
 
 
 def _warmup(subject: Subject) -> Check:
-    steps, warmup = total_steps(subject), float(getattr(subject.args, "warmup_steps", 0) or 0)
+    steps, warmup = subject.total_steps, float(getattr(subject.args, "warmup_steps", 0) or 0)
     warmup = warmup * steps if 0 < warmup < 1 else warmup  # Transformers takes a share as well
     warmup = warmup or float(getattr(subject.args, "warmup_ratio", 0) or 0) * steps
     numbers = {"warmup_steps": warmup, "optimizer_steps": steps}

@@ -45,6 +45,7 @@ def preflight(
     quick: bool = False,
     families: Iterable[str] | None = None,
     on_family: Callable[[str, list[Check], Sample], None] | None = None,
+    stop_at_failure: bool = False,
 ) -> Report:
     """Checks a trainer that is about to train: options, data, tokenizer, log-probabilities, masks, reference,
     advantages, rewards, gradients, and three updates.
@@ -55,6 +56,7 @@ def preflight(
         trainer: of TRL or trl_ext, in one process: GRPO, RLOO, REINFORCE-LOO, trl_ext's PPO, SFT, reward, DPO.
         quick: fewer completions (64) and rows (1,000).
         families: those to run, of `FAMILIES`; all by default.
+        stop_at_failure: whether the families behind one that fails are left out.
         on_family: called with a family's name, its checks and the sample to show, when it is done.
     Raises:
         UserError: a trainer of another kind.
@@ -73,6 +75,8 @@ def preflight(
         checks += found
         if on_family is not None:
             on_family(name, found, shown)
+        if stop_at_failure and any(check.status == Status.FAIL for check in found):
+            break
     return Report(subject.name, tuple(checks), seconds, shown)
 
 

@@ -2,8 +2,11 @@
 
 import torch
 
+from trl_ext.functional import learning_mask
+from trl_ext.trainers.json_actions import JsonActions
+
 from .labels import IGNORED
-from .subject import Subject, learning_mask
+from .subject import Subject
 
 SHOWABLE = 16  # completions of which one is shown
 # What a piece of the sample is -> (what the legend says, how it is shown)
@@ -37,7 +40,8 @@ def sample(subject: Subject) -> Sample:
 def _sample_of_rollout(subject: Subject) -> Sample:
     """The one that shows most: a token that ends it, an action, a tool's answer."""
     output = subject.rollouts.output
-    shown = [_kinds_of_row(subject, row) for row in range(min(len(output["completion_ids"]), SHOWABLE))]
+    actions = JsonActions(subject.tokenizer)
+    shown = [_kinds_of_row(subject, actions, row) for row in range(min(len(output["completion_ids"]), SHOWABLE))]
     row = max(
         range(len(shown)), key=lambda i: (len(set(shown[i])), shown[i].count("learns") + shown[i].count("action"))
     )
@@ -46,23 +50,16 @@ def _sample_of_rollout(subject: Subject) -> Sample:
     return _pieces(subject, [*prompt, *completion], [*(["prompt"] * len(prompt)), *shown[row]])
 
 
-def _kinds_of_row(subject: Subject, row: int) -> list[str]:
+def _kinds_of_row(subject: Subject, actions: JsonActions, row: int) -> list[str]:
     output = subject.rollouts.output
     completion, learns = output["completion_ids"][row].tolist(), learning_mask(output)[row].tolist()
     counts = output["completion_mask"][row].tolist()
-    actions = _actions(subject, completion, learns)
+    inside = actions.find(torch.tensor([completion]), torch.tensor([learns])).mask[0].tolist()
     return [
         "padding" if not count else "masked" if not learn else "end" if token in subject.eos_ids
         else "action" if action else "learns"
-        for token, count, learn, action in zip(completion, counts, learns, actions, strict=True)
+        for token, count, learn, action in zip(completion, counts, learns, inside, strict=True)
     ]  # fmt: skip
-
-
-def _actions(subject: Subject, ids: list[int], own: list[int]) -> list[bool]:
-    from trl_ext.trainers.json_actions import JsonActions
-
-    found = JsonActions(subject.tokenizer).find(torch.tensor([ids]), torch.tensor([own]))
-    return found.mask[0].bool().tolist()
 
 
 def _pieces(subject: Subject, ids: list[int], kinds: list[str]) -> Sample:

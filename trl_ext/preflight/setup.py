@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from trl import (
     DPOConfig,
     GRPOConfig,
@@ -21,11 +20,10 @@ from trl import (
 
 from trl_ext.configuration import RLScriptArguments, building, load_policy_and_tokenizer, load_value_model, parse
 from trl_ext.configuration.header import HEADER
-from trl_ext.configuration.mistakes import one_line
 from trl_ext.data import load_prompts
 from trl_ext.errors import UserError
 from trl_ext.rewards import check_reward_funcs, load_reward_funcs
-from trl_ext.strict_yaml import StrictLoader
+from trl_ext.strict_yaml import read_yaml
 from trl_ext.trainers import PPOConfig, PPOTrainer, ReinforceLOOConfig, ReinforceLOOTrainer
 
 from .capture import trainer_of_script
@@ -88,10 +86,7 @@ def recipe_of_options(config: str | None) -> str | None:
 
 
 def _read(config: str) -> dict[str, Any]:
-    try:
-        content = yaml.load(Path(config).read_text(encoding="utf-8"), StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{config}: not YAML: {one_line(error)}") from error
+    content = read_yaml(config)
     return content if isinstance(content, dict) else {}
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trl_ext.configuration.derived import processes_of
 from trl_ext.errors import UserError
 
 MOST_COMPLETIONS, MOST_COMPLETIONS_QUICK = 256, 64
@@ -92,6 +93,35 @@ class Subject:
     @cached_property
     def num_generations(self) -> int:
         return int(getattr(self.trainer, "num_generations", 1))
+
+    @cached_property
+    def batches(self) -> int | None:
+        """Of one pass over the data; None where it is a stream."""
+        try:
+            return len(self.trainer.get_train_dataloader())
+        except TypeError:
+            return None
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run; 0 where there are none, or where nobody knows."""
+        args = self.args
+        if args.max_steps > 0:
+            return int(args.max_steps)
+        if not self.batches:
+            return 0
+        return int(max(self.batches // args.gradient_accumulation_steps, 1) * args.num_train_epochs)
+
+    @cached_property
+    def rows_a_step(self) -> int:
+        """Completions, texts or pairs in an optimizer step, of all processes."""
+        args = self.args
+        return args.per_device_train_batch_size * processes_of(args) * args.gradient_accumulation_steps
+
+    @cached_property
+    def completions_a_generation(self) -> int:
+        """What is sampled at once."""
+        return int(getattr(self.args, "generation_batch_size", None) or self.rows_a_step)
 
     @cached_property
     def eos_ids(self) -> list[int]:
@@ -180,8 +210,3 @@ def _tool_mask(generated: tuple) -> list[list[int]] | None:
     if not isinstance(mask, list) or not mask or not isinstance(mask[0], list) or not set(mask[0]) <= {0, 1}:
         return None
     return [list(map(int, row)) for row in mask]
-
-
-def learning_mask(output: dict[str, Any]) -> torch.Tensor:
-    """`(B, T)`, 1 on the tokens of a scored batch that learn."""
-    return output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))

@@ -20,6 +20,7 @@ from ..functional import (
     gae,
     gae_over_turns,
     kl_estimate,
+    learning_mask,
     masked_mean,
     masked_whiten,
     scaled_by_group,
@@ -236,7 +237,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             self._set_beta(scoring=False)
             self._scoring = None
         scores = self._adjust_scores(self._weighted(rewards_per_func), output)
-        own = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+        own = learning_mask(output)
         if self._json is not None:
             scores = self._judge_actions(scores, output, own, mode)
         batch_size = output["completion_ids"].size(0)
@@ -291,7 +292,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
 
     def _drop_unscorable(self, output: dict, scorable: torch.Tensor) -> torch.Tensor:
         """Returns the mask the loss uses, (B, T): it enters through `tool_mask`, the base class's own seam."""
-        mask = output["completion_mask"] * output.get("tool_mask", torch.ones_like(output["completion_mask"]))
+        mask = learning_mask(output)
         output["tool_mask"] = mask = mask * scorable.unsqueeze(1).to(mask)
         output["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
         return mask
