@@ -7,7 +7,7 @@
 The same script drives trl_ext's PPO and, on TRL 1.12, the stock trainer (TRL_EXT_PPO=trl_ext asks for ours there too).
 """
 
-from transformers import ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
@@ -80,7 +80,8 @@ def main(args: list[str] | None = None) -> None:
             eval_dataset=eval_dataset,
             value_model=value_model,
         )
-        trainer.remove_callback(ProgressCallback)
+        for raw in (ProgressCallback, PrinterCallback):  # the latter under disable_tqdm
+            trainer.remove_callback(raw)
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)

@@ -6,7 +6,7 @@
         --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/tldr --learning_rate 1e-5
 """
 
-from transformers import ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
@@ -78,7 +78,8 @@ def main(args: list[str] | None = None) -> None:
             peft_config=get_peft_config(model_args),
             callbacks=[monitor, reliability, checkpoints, console, *stopping],
         )
-        trainer.remove_callback(ProgressCallback)
+        for raw in (ProgressCallback, PrinterCallback):  # the latter under disable_tqdm
+            trainer.remove_callback(raw)
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)

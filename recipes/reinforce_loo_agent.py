@@ -7,7 +7,7 @@ The environment is a SQLite database of the review snippets and arithmetic (`trl
 network. The reward is whether the agent's number is the right one.
 """
 
-from transformers import ProgressCallback
+from transformers import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
@@ -72,7 +72,8 @@ def main(args: list[str] | None = None) -> None:
             peft_config=get_peft_config(model_args),
             callbacks=[monitor, reliability, checkpoints, console, *stopping],
         )
-        trainer.remove_callback(ProgressCallback)
+        for raw in (ProgressCallback, PrinterCallback):  # the latter under disable_tqdm
+            trainer.remove_callback(raw)
         guard_reporting(trainer)
 
     before = solved(trainer)

@@ -3,6 +3,7 @@
 The environment is set before any test module imports torch, TRL or a tracker, so this file imports none of them.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,15 @@ def trl_version() -> Version:
 @pytest.fixture(scope="session", autouse=True)
 def _wandb_writes_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["WANDB_DIR"] = str(tmp_path_factory.mktemp("wandb"))
+
+
+@pytest.fixture(autouse=True)
+def _verbosity_is_as_it_was() -> Iterator[None]:
+    """A configuration sets it for the process (`log_level`), and `disable_tqdm` of a later one follows it."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ TRAJECTORIES = ["tests/trainers/test_trajectories.py"]
 PPO = ["tests/trainers/test_ppo_trainer.py"]
 CONFIG = ["tests/trainers/test_config.py"]
 STOCK = ["tests/trainers/test_stock_ppo.py"]  # red on trl<1.13 alone
+ACTIONS = ["tests/trainers/test_json_actions.py"]
 BASELINES = ["tests/trainers/test_baselines.py"]
 FOLLOWING = ["tests/trainers/test_following_reference.py"]
 SCHEDULES = ["tests/functional/test_schedules.py"]
@@ -66,7 +67,10 @@ MUTATIONS = [
     ("trainers/episode_config.py", "self.max_episode_turns - 1", "self.max_episode_turns", EPISODES),
     ("trainers/tool_guard.py", "if size > self.longest:", "if False:", TOOLS),
     ("trainers/tool_guard.py", "                self._loop = None", "                pass", TOOLS),
-    ("trainers/tool_guard.py", "except KeyboardInterrupt:", "except ZeroDivisionError:", TOOLS),
+    ("trainers/tool_guard.py", "if isinstance(error, KeyboardInterrupt) and pressed:", "if False:", TOOLS),
+    ("trainers/tool_guard.py", "(error, KeyboardInterrupt) and pressed", "(error, KeyboardInterrupt)", TOOLS),
+    ("trainers/tool_guard.py", "                loop.stop()", "                pass", TOOLS),
+    ("rewards/time_limit.py", "signal.pthread_kill(", "print(", TOOLS),
     ("data/review_agent.py", "and not self._solved", "", AGENT),
     ("functional/advantages.py", "keepdim=True) - rewards", "keepdim=True)", FUNCTIONAL),
     ("functional/advantages.py", "scorable.sum(1, keepdim=True) - 1", "scorable.sum(1, keepdim=True)", FUNCTIONAL),
@@ -349,6 +353,9 @@ MUTATIONS = [
         BASELINES,
     ),
     ("trainers/baselines.py", "            if training:\n", "            if True:\n", BASELINES),
+    ("trainers/greedy.py", "valid = actions.find(*padded).valid", "pass", BASELINES),
+    ("trainers/json_actions.py", "bisect_left(counts, start, key=length)", "len(ids)", ACTIONS),
+    ("trainers/json_actions.py", "bisect_right(counts, start, key=length) - 1", "len(ids)", ACTIONS),
     ("trainers/greedy.py", "generation_config.do_sample = False", "generation_config.do_sample = True", BASELINES),
     ("trainers/kl_controller.py", "min(_CLIP, kl", "min(9.0, kl", FOLLOWING),
     ("trainers/kl_controller.py", "completions / self._horizon", "1 / self._horizon", FOLLOWING),
@@ -387,6 +394,8 @@ def run(folder: Path, *options: str) -> list[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+    if done.returncode == 2:  # KeyboardInterrupt in a test
+        return ["interrupted"]
     return [line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
 
 

@@ -20,6 +20,7 @@ def test_a_run_leaves_metrics_a_picture_a_summary_and_a_policy(tmp_path, capsys,
     assert [row["step"] for row in rows if "reward" in row] == sorted({row["step"] for row in rows if "reward" in row})
     assert sum("reward" in row for row in rows) == 4
     printed = capsys.readouterr().out
+    assert "{'" not in printed, "a raw dictionary beside the console's line"
     for words in ("Samples at step", "KL to the reference", "entropy", "Alerts", "Try next", "run.png"):
         assert words in printed, words
     summary = json.loads((tmp_path / "trl_ext" / "summary.json").read_text())

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from episode_builders import agent
 from trainer_builders import PROMPTS, fixed_rollouts, letter_share, loo_trainer, prompts, scored
 
 from trl_ext.errors import UserError
@@ -79,6 +80,28 @@ def test_the_greedy_baseline_is_the_reward_of_the_greedy_completion(tmp_path):
     metrics = trainer._metrics["train"]
     assert len(metrics["completions/mean_length"]) == 1 == len(metrics["rewards/letter_share/mean"])
     assert metrics["completions/mean_length"][0] == output["completion_mask"].sum(1).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("invalid_json", "first"), [("penalise", 3.0 - (3.0 - 5.0)), ("drop", 3.0 - (3.0 + 1.0 + 1.0) / 3), ("keep", 0.0)]
+)
+def test_the_greedy_completion_is_judged_as_the_sampled_ones_are(tmp_path, invalid_json, first):
+    """That of the first prompt acts not: its reward of 3 is lowered, or none, and then the batch is compared with."""
+
+    def script(text):
+        greedy = trainer.generation_kwargs.get("do_sample") is False
+        if "first" in text:
+            return "no action 1" if greedy else '{"a": 1}'
+        return '{"a": 1}' if greedy else '{"a": 2}'
+
+    def rewards(completions, **_):
+        return [3.0 if "1" in completion[0]["content"] else 1.0 for completion in completions]
+
+    trainer = agent(tmp_path, script, rewards, baseline="greedy", invalid_json=invalid_json, invalid_json_penalty=5.0)
+    output = scored(trainer)
+    prompts = trainer._tokenizer.batch_decode(output["prompt_ids"])
+    expected = [first if "first" in prompt else 1.0 - 3.0 for prompt in prompts]
+    torch.testing.assert_close(output["advantages"], torch.tensor(expected))
 
 
 @pytest.mark.parametrize("baseline", ["ema", "greedy"])

@@ -95,6 +95,26 @@ def test_tokens_that_the_tokenizer_would_not_have_chosen_are_marked_exactly():
     assert found == [int(begin <= i < begin + len(action.encode())) for i in range(len(ids))]
 
 
+def test_a_long_text_of_other_tokens_is_decoded_a_few_times_an_action(tokenizer):
+    text = "so " * 200 + ACTION + " and " * 100 + "{} " + ACTION
+    chosen = tokenizer(text, add_special_tokens=False)["input_ids"]
+    letters = [tokenizer(letter, add_special_tokens=False)["input_ids"] for letter in " so"]
+    ids = [*(token for letter in letters for token in letter), *chosen]  # its start in other tokens than its own
+    decoded, decode = [], tokenizer.decode
+    searched = JsonActions(tokenizer)
+    searched._tokenizer = type("Counting", (), {
+        "is_fast": False, "decode": lambda self, ids, **options: decoded.append(len(ids)) or decode(ids, **options),
+    })()  # fmt: skip
+    whole, count = torch.tensor([ids]), len(ids)
+    found = searched.find(whole, torch.ones_like(whole)).mask[0]
+    lengths = [len(decode(ids[:i])) for i in range(count + 1)]
+    spans = object_spans(decode(ids))
+    assert len(spans) == 3 and len(decoded) <= 1 + 3 * 2 * (count.bit_length() + 1)
+    assert found.tolist() == [
+        int(any(lengths[i] < stop and lengths[i + 1] > start for start, stop in spans)) for i in range(count)
+    ]
+
+
 def test_what_a_tool_answers_is_no_action_and_each_turn_must_act():
     tokenizer = byte_tokenizer()
     first, answer, second = '{"a": 1}', '{"b": 2}', "done"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -51,6 +52,11 @@ def loop_for_ever():
         pass
 
 
+def clear_the_timer():
+    signal.alarm(0)
+    loop_for_ever()
+
+
 class LeavingError(Exception):
     def __str__(self):
         sys.exit(4)
@@ -70,6 +76,8 @@ MISBEHAVIOUR = {
     "loops": (loop_for_ever, "timed_out"), "sleeps": (lambda: time.sleep(3), "timed_out"),
     "swallows what interrupts it": (stubborn, "timed_out"), "says 10 MB": (lambda: "x" * 10_000_000, "too_long"),
     "raises what ends the process when it is read": (lambda: (_ for _ in ()).throw(LeavingError()), "raised"),
+    "raises what Ctrl-C raises": (lambda: (_ for _ in ()).throw(KeyboardInterrupt()), "raised"),
+    "clears the timer": (clear_the_timer, "timed_out"),
     "raises what reads for ever": (lambda: (_ for _ in ()).throw(EndlessError()), "raised"),
     "says 10 MB in blocks": (lambda: [{"type": "text", "text": "x" * 10_000_000}], "too_long"),
 }  # fmt: skip
@@ -81,6 +89,7 @@ CASES = [
     *(("function", name) for name in MISBEHAVIOUR if name != "waits for ever"),
     ("method", "raises"), ("method", "loops"),
     *(("coroutine", name) for name in ("raises", "leaves", "sleeps", "waits for ever", "says 10 MB")),
+    ("coroutine", "raises what Ctrl-C raises"),
 ]  # fmt: skip
 
 
@@ -228,7 +237,7 @@ def test_a_process_that_a_tool_forks_does_not_go_on_training(tmp_path):
 
 def test_ctrl_c_ends_the_run(tmp_path):
     def interrupted():
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         scored(agent(tmp_path, first_calls_bad, trainer=made("function", interrupted)))
@@ -256,6 +265,41 @@ def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced(
     guard.ended = {}
     (after,) = asyncio.run(turn(waits))
     assert after and after != first[0] and guard.ended == {}
+
+
+def test_a_coroutine_that_swallows_its_cancellation_ends_no_other_episode():
+    guard = ToolGuard(timeout=0.2, longest=100, errors="end")
+
+    async def swallows():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        time.sleep(1.5)
+
+    async def works():
+        await asyncio.sleep(0.01)
+        return "done"
+
+    async def call(episode, tool):
+        return await guard.coroutines(episode, {"tool": tool})["tool"]()
+
+    asyncio.run(call(0, swallows))
+    for _ in range(3):
+        assert asyncio.run(call(1, works)) == "done"
+    assert guard.ended == {0: "timed_out"}
+
+
+def test_the_thread_of_a_loop_that_was_given_up_ends():
+    guard = ToolGuard(timeout=0.1, longest=100, errors="end")
+
+    async def waits():
+        await asyncio.sleep(10)
+
+    before = set(threading.enumerate())
+    for episode in range(3):
+        asyncio.run(guard.coroutines(episode, {"waits": waits})["waits"]())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_answers_that_no_template_or_tokenizer_takes_are_made_texts(tmp_path):

@@ -54,7 +54,7 @@ def log_line(step: int, max_steps: int, logs: Mapping[str, Any], width: int | No
 class ConsoleCallback(TrainerCallback):
     """Shows a run to whoever started it. Use it in place of the callback that prints raw dictionaries:
 
-        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(ProgressCallback)  # under `disable_tqdm`: PrinterCallback
         trainer.add_callback(ConsoleCallback(reward_funcs))
 
     Works on HF trainers and on stock PPO, prints in the main process alone, and draws the bar only where the error

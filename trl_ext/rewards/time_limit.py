@@ -1,5 +1,6 @@
 """A call that may take only so long, even where it loops forever."""
 
+import _thread
 import signal
 import sys
 import threading
@@ -24,7 +25,8 @@ def call_within(seconds: float | None, function: Callable[[], Result]) -> Result
     """`function()`, given up after `seconds` (`None`: never).
 
     In the main thread of a POSIX system a timer interrupts it, also inside a regular expression of `re`. Elsewhere it
-    runs in a thread of its own, which is left behind when time is up: Python cannot end a thread.
+    runs in a thread of its own, which is left behind when time is up: Python cannot end a thread. Nothing interrupts a
+    single long call of C code that holds the interpreter, such as `9**9**9`: its inputs must be bounded.
 
     Raises:
         TimeLimitError: time is up.
@@ -39,9 +41,11 @@ def call_within(seconds: float | None, function: Callable[[], Result]) -> Result
 def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
     """Keeps the timer of whoever set one before (pytest-timeout, math_verify): it goes off when it would have.
 
-    No context manager, in whose own lines an interruption would escape.
+    No context manager, and none of `threading`'s objects, in whose own lines an interruption would escape.
     """
     active, tries, started, tracer = True, 0, time.monotonic(), sys.gettrace()
+    running, signalling = _thread.allocate_lock(), _thread.allocate_lock()
+    running.acquire()
 
     def interrupt(signum: int, frame: Any) -> None:
         nonlocal tries
@@ -55,6 +59,7 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
     left, interval = signal.getitimer(signal.ITIMER_REAL)
     try:
         try:
+            _thread.start_new_thread(_watch, (seconds + _AGAIN, interrupt, running, signalling))
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             return function()
         finally:
@@ -63,6 +68,8 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
         raise _exceeded(seconds) from None
     finally:
         active = False  # an interruption may have kept it from being set
+        signalling.acquire()
+        running.release()
         if tries > 1:
             sys.settrace(tracer)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -72,6 +79,22 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
             signal.setitimer(signal.ITIMER_REAL, left if left > 0 else interval, interval)
             if left <= 0:
                 signal.raise_signal(signal.SIGALRM)
+
+
+def _watch(seconds: float, handler: Callable, running: Any, signalling: Any) -> None:
+    """Stands in for the timer where the function clears it, as one with a time limit of its own by `signal.alarm`
+    does, from a thread.
+
+    Args:
+        running: a lock that is held as long as the function runs.
+        signalling: one that is never free again when it has ended: the next handler may end the process.
+    """
+    ended = running.acquire(timeout=seconds)
+    while not ended and signalling.acquire(blocking=False):
+        if signal.getsignal(signal.SIGALRM) is handler:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        signalling.release()
+        ended = running.acquire(timeout=_AGAIN)
 
 
 def _interrupt_line(frame: Any, number: int) -> None:

@@ -7,14 +7,15 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trl_ext.errors import UserError
 from trl_ext.strict_yaml import read_yaml
 from trl_ext.sweep.parameters import Parameter, read_parameters
 
-METHODS = ("grid", "random", "optuna")
-GOALS = ("maximize", "minimize")
+Method = Literal["grid", "random", "optuna"]
+Goal = Literal["maximize", "minimize"]
+METHODS, GOALS = get_args(Method), get_args(Goal)
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Sweep:
     config: str | None = None
     arguments: list[str] = field(default_factory=list)
     launcher: list[str] = field(default_factory=list)
-    method: str = "grid"
+    method: Method = "grid"
     trials: int | None = None
     seed: int = 0
-    goal: str = "maximize"
+    goal: Goal = "maximize"
     seeds: list[int] = field(default_factory=list)
     timeout: float | None = None
 

@@ -7,15 +7,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from ..rewards.probing import probing
+from .json_actions import JsonActions
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
-def greedy_rewards(trainer: GRPOTrainer, inputs: list[dict[str, Any]]) -> torch.Tensor:
-    """Rewards by function of the greedy completion of each row's prompt, of all processes, `(completions, functions)`.
+def greedy_rewards(
+    trainer: GRPOTrainer, inputs: list[dict[str, Any]], actions: JsonActions | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the greedy completion of each row's prompt, of all processes: its rewards, `(completions, functions)`, and
+    whether it acts validly, `(completions,)`, always so without `actions`.
 
     Each different prompt is completed once; the reward functions see one row for every sampled completion, as they must
     on all processes alike. Metrics and completions that are logged stay those of the sampled ones.
@@ -28,14 +33,20 @@ def greedy_rewards(trainer: GRPOTrainer, inputs: list[dict[str, Any]]) -> torch.
     most = int(trainer.accelerator.gather(count).max())  # every process must generate as many
     different += [different[-1]] * (most - len(different))
     with _unlogged(trainer), _greedy(trainer), probing():
-        _, ids, _, completions, _, fields, *_ = trainer._generate(different)
+        _, ids, own, completions, _, fields, *_ = trainer._generate(different)
         rows = [
             row | {name: values[place] for name, values in fields.items()}
             for row, place in zip(inputs, of_row, strict=True)
         ]  # what ended the greedy episode, where there are tools, not the sampled one
-        return GRPOTrainer._calculate_rewards(
+        rewards = GRPOTrainer._calculate_rewards(
             trainer, rows, prompts, [completions[place] for place in of_row], [ids[place] for place in of_row]
         )
+    valid = torch.ones(len(different), dtype=torch.bool)
+    if actions is not None:
+        masks = own if own is not None else [[1] * len(row) for row in ids]
+        padded = [pad_sequence([torch.tensor(row) for row in kind], batch_first=True) for kind in (ids, masks)]
+        valid = actions.find(*padded).valid
+    return rewards, trainer.accelerator.gather(valid[of_row].to(trainer.accelerator.device))
 
 
 @contextmanager

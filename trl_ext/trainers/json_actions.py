@@ -1,5 +1,7 @@
 """Which tokens of a completion are the JSON of its actions, and whether it acts validly."""
 
+from bisect import bisect_left, bisect_right
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -60,11 +62,9 @@ class JsonActions:
 
     def _turn(self, ids: list[int]) -> tuple[list[int], int, bool]:
         """Tokens of actions, how many actions, and whether all agree with the schema."""
-        text, offsets = _with_offsets(self._tokenizer, ids)
+        text = _decoded(self._tokenizer, ids)
         spans = object_spans(text)
-        tokens = [
-            i for i, (begin, end) in enumerate(offsets) if any(begin < stop and end > start for start, stop in spans)
-        ]
+        tokens = _tokens_of(self._tokenizer, ids, text, spans) if spans else []
         return tokens, len(spans), all(self._agrees(text[start:stop]) for start, stop in spans)
 
     def _agrees(self, action: str) -> bool:
@@ -77,18 +77,28 @@ def _runs(mask: list[int]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _with_offsets(tokenizer: Any, ids: list[int]) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and which of its characters each token holds."""
-    text = _decoded(tokenizer, ids)
+def _tokens_of(tokenizer: Any, ids: list[int], text: str, spans: list[tuple[int, int]]) -> list[int]:
+    """Which tokens hold a character of a span."""
     if tokenizer.is_fast and _INCOMPLETE not in text:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         if encoded["input_ids"] == ids:
-            return text, encoded["offset_mapping"]
-    # A policy may choose other tokens for a text than the tokenizer would: exact for any, and slower
-    ends = [len(_decoded(tokenizer, ids[: i + 1]).rstrip(_INCOMPLETE)) for i in range(len(ids))]
-    starts = [0, *ends[:-1]]
-    # of a character that several tokens make, each holds it
-    return text, [(start, max(end, start + 1)) for start, end in zip(starts, ends, strict=True)]
+            return [
+                i
+                for i, (begin, end) in enumerate(encoded["offset_mapping"])
+                if any(begin < stop and end > start for start, stop in spans)
+            ]
+
+    # A policy may choose other tokens for a text than the tokenizer would. What the first tokens decode to only grows,
+    # so the edges of a span are searched for; of a character that several tokens make, each holds it.
+    @cache
+    def length(count: int) -> int:
+        return len(_decoded(tokenizer, ids[:count]).rstrip(_INCOMPLETE))
+
+    counts, tokens = range(len(ids) + 1), []
+    for start, stop in spans:
+        first = min(bisect_left(counts, start, key=length), bisect_right(counts, start, key=length) - 1)
+        tokens += range(first, bisect_left(counts, stop, key=length))
+    return tokens
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

@@ -280,6 +280,9 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             if self.args.invalid_json == "penalise":  # what has no action has no token to learn from otherwise
                 learning = torch.where(actions.valid.unsqueeze(1), learning, own)
             output["tool_mask"] = own * learning
+        return self._without_invalid(scores, invalid)
+
+    def _without_invalid(self, scores: torch.Tensor, invalid: torch.Tensor) -> torch.Tensor:
         if self.args.invalid_json == "drop":
             return scores.masked_fill(invalid, torch.nan)
         if self.args.invalid_json == "penalise":
@@ -326,7 +329,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         groups = rewards.view(-1, size)
         greedy = None
         if self.args.baseline == "greedy":
-            greedy = self._weighted(greedy_rewards(self, inputs))
+            rewards_per_func, valid = greedy_rewards(self, inputs, self._json)
+            greedy = self._without_invalid(self._weighted(rewards_per_func), ~valid)
             self._metrics[mode]["baseline/greedy"].append(greedy.nanmean().item())
             greedy = greedy.view(-1, size)
         advantages = self._baseline.advantages(groups, greedy, training=mode == "train")

@@ -4,9 +4,11 @@ import asyncio
 import inspect
 import logging
 import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from ..rewards.time_limit import TimeLimitError, call_within
@@ -46,7 +48,7 @@ class ToolGuard:
         self.timeout, self.longest, self.errors, self.images = timeout, longest, errors, images
         self.ended: dict[int, str] = {}
         self._reported: set[tuple[str, str]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: _Loop | None = None
 
     def plain(self, episode: int, tools: dict[str, Callable]) -> dict[str, Callable]:
         """The tools of that episode that are functions or methods, guarded."""
@@ -57,14 +59,15 @@ class ToolGuard:
                     return EpisodeEnd()
                 inspect.signature(tool).bind(**arguments)
                 process = os.getpid()
-                try:
-                    return call_within(self.timeout, lambda: self._checked(tool(**arguments)))
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as error:  # SystemExit too: a tool must not end the run
-                    if os.getpid() != process:  # a child that the tool forked: it must not go on training
-                        os._exit(1)
-                    return self._failed(episode, name, error)
+                with _ctrl_c() as pressed:
+                    try:
+                        return call_within(self.timeout, lambda: self._checked(tool(**arguments)))
+                    except BaseException as error:  # SystemExit too: a tool must not end the run
+                        if isinstance(error, KeyboardInterrupt) and pressed:
+                            raise
+                        if os.getpid() != process:  # a child that the tool forked: it must not go on training
+                            os._exit(1)
+                        return self._failed(episode, name, error)
 
             return call
 
@@ -127,7 +130,7 @@ class ToolGuard:
         self.ended[episode] = reason
         return EpisodeEnd()
 
-    # Coroutines run in a loop of their own, beside TRL's: one that blocks is left behind with its thread ----------
+    # Coroutines run in a loop of their own, beside TRL's: one that is late is left behind with its thread ---------
 
     async def _contained(self, tool: Callable, arguments: dict) -> tuple[Any, BaseException | None]:
         try:
@@ -136,30 +139,69 @@ class ToolGuard:
             return None, error
 
     async def _within(self, coroutine: Any) -> Any:
-        loop = self._running_loop()
-        future: Future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        if self._loop is None:
+            self._loop = _Loop()
+        loop = self._loop
         try:
-            answer, error = await asyncio.wait_for(asyncio.wrap_future(future), self.timeout)
+            answer, error = await asyncio.wait_for(loop.start(coroutine), self.timeout)
         except TimeoutError:
-            await self._replace_if_stuck(loop)
+            if self._loop is loop:  # it may block, or swallow that it is cancelled and block later: no new call there
+                self._loop = None
             raise TimeLimitError(f"took longer than {self.timeout:g} s") from None
+        finally:
+            loop.running -= 1
+            if loop is not self._loop and loop.running == 0:
+                loop.stop()
         if error is not None:
             raise error
         return answer
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="trl_ext tools", daemon=True).start()
-        return self._loop
 
-    async def _replace_if_stuck(self, loop: asyncio.AbstractEventLoop) -> None:
-        alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(alive), 1.0)
-        except TimeoutError:
-            if self._loop is loop:
-                self._loop = None
+class _Loop:
+    """An event loop in a thread of its own.
+
+    Attributes:
+        running: calls that somebody waits for.
+    """
+
+    def __init__(self) -> None:
+        self._loop, self.running = asyncio.new_event_loop(), 0
+        threading.Thread(target=self._loop.run_forever, name="trl_ext tools", daemon=True).start()
+
+    def start(self, coroutine: Any) -> asyncio.Future:
+        self.running += 1
+        future: Future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        """When all its tasks have ended, which one that swallows its cancellation may never do."""
+        asyncio.run_coroutine_threadsafe(self._wind_up(), self._loop)
+
+    async def _wind_up(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+        self._loop.stop()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[list[int]]:
+    """Gives a list that is empty as long as nobody interrupted the process: a tool can raise what that raises."""
+    before = signal.getsignal(signal.SIGINT)
+    pressed: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield pressed  # in other threads, or where the signal is ignored, nobody else raises it
+        return
+
+    def interrupted(number: int, frame: Any) -> None:
+        pressed.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield pressed
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupted:  # else the tool set another
+            signal.signal(signal.SIGINT, before)
 
 
 class _TooLongError(Exception):
@@ -167,12 +209,13 @@ class _TooLongError(Exception):
 
 
 def _text_of(error: BaseException) -> str:
-    try:
-        return call_within(1.0, lambda: _encodable(str(error)))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # an error whose own text raises, SystemExit too
-        return type(error).__name__
+    with _ctrl_c() as pressed:
+        try:
+            return call_within(1.0, lambda: _encodable(str(error)))
+        except BaseException as own:  # an error whose own text raises, SystemExit too
+            if isinstance(own, KeyboardInterrupt) and pressed:
+                raise
+            return type(error).__name__
 
 
 def _encodable(text: str) -> str:
