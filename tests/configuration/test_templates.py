@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from trl import DPOConfig, ModelConfig, ScriptArguments, SFTConfig
 
@@ -125,6 +126,13 @@ def test_a_config_comes_from_its_template_and_overrides_win(tmp_path):
     assert from_template(SFTConfig, "debug").max_length == 64
     with pytest.raises(UserError, match="unknown option 'max_step'; did you mean max_steps"):
         ReinforceLOOConfig.from_template("debug", max_step=2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_template_for_a_gpu_says_so_without_one(tmp_path):
+    with pytest.raises(UserError, match=r"template small: Your setup doesn't support bf16/gpu\. .* assign use_cpu"):
+        ReinforceLOOConfig.from_template("small")
+    assert ReinforceLOOConfig.from_template("small", use_cpu=True).num_generations > 1
 
 
 def test_what_is_small_takes_ten_times_the_learning_rate_of_what_is_full():

@@ -3,7 +3,7 @@
 from datasets import Dataset
 from peft import LoraConfig
 from trainer_builders import letter_share, policy, scorer
-from transformers import PrinterCallback
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PrinterCallback
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -64,6 +64,14 @@ def loo_lora(tmp_path, **options):
     return loo(tmp_path, trainer={"peft_config": LoraConfig(**LORA)}, learning_rate=1e-3, **options)
 
 
+def loo_quantised(tmp_path, model=None, **options):
+    """The embedded policy in 4 bits, whatever model is asked for, with an adapter."""
+    quantised = AutoModelForCausalLM.from_pretrained(
+        tiny.PATH, quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    )
+    return loo_lora(tmp_path, model=quantised, **options)
+
+
 def grpo(tmp_path, rewards=letter_share, dataset=None, model=None, tokenizer=None, **options):
     args = GRPOConfig(str(tmp_path / "run"), **(COMMON | ROLLOUTS | {"beta": 0.0} | options))
     return GRPOTrainer(
@@ -118,7 +126,8 @@ def dpo(tmp_path, **options):
 
 
 HEALTHY = {
-    "REINFORCE-LOO": loo, "with a value function": loo_value, "with LoRA": loo_lora, "GRPO": grpo, "RLOO": rloo,
+    "REINFORCE-LOO": loo, "with a value function": loo_value, "with LoRA": loo_lora,
+    "with 4 bits and LoRA": loo_quantised, "GRPO": grpo, "RLOO": rloo,
     "PPO": ppo, "SFT": sft, "reward model": reward, "DPO": dpo,
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ from transformers import PrinterCallback
 
 from trl_ext.errors import UserError
 from trl_ext.preflight import Status, preflight
+from trl_ext.rewards.checking import CheckedReward
 from trl_ext.tiny import byte_tokenizer
 
 pytestmark = pytest.mark.current_trl  # one lane: test_healthy.py looks at both
@@ -431,6 +432,29 @@ def test_a_reward_that_pays_for_nonsense_is_found(tmp_path):
 
     found = looked_at(loo(tmp_path, rewards=brevity), "rewards")["nonsense"]
     assert found.status == WARN and "an empty text" in found.advice
+
+
+def test_a_reward_of_another_order_of_magnitude_is_found_where_nothing_divides_by_it(tmp_path):
+    def large(completions, **_):
+        return [1e6 * len(c) for c in completions]
+
+    found = looked_at(loo(tmp_path, rewards=large), "advantages")["scale"]
+    assert found.status == WARN and "KL" in found.advice
+    assert looked_at(grpo(tmp_path, rewards=large), "advantages")["scale"].status == PASS  # scale_rewards="group"
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_reward_that_changes_what_it_is_given_is_found(tmp_path, checked):
+    """The functions behind it would see it; those of trl_ext get copies."""
+
+    def strips(prompts, completions, **_):
+        prompts[0] = "?"
+        completions[:] = [c + "!" for c in completions]
+        return [float(len(c)) for c in completions]
+
+    found = looked_at(loo(tmp_path, rewards=CheckedReward(strips) if checked else strips), "rewards")["in place"]
+    assert found.status == (PASS if checked else WARN)
+    assert checked or "strips changes its prompts and completions in place" in found.message
 
 
 def test_a_reward_that_draws_lots_is_found(tmp_path):

@@ -103,7 +103,13 @@ def _made(kind: type[Config], content: dict[str, Any], overrides: Mapping[str, A
     unknown = set(overrides) - {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown:
         check_options(kind, dict.fromkeys(sorted(unknown)), kind.__name__)
-    return kind(**{**check_options(kind, options, where), **overrides})
+    fitted = {**check_options(kind, options, where), **overrides}
+    try:
+        return kind(**fitted)
+    except (ValueError, ImportError) as error:  # what they are together, or this machine, does not allow
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{where}: {one_line(error)}") from error
 
 
 def _content(config: Any) -> dict[str, Any]:

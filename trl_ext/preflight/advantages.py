@@ -8,7 +8,7 @@ import torch
 from trl_ext.rewards.reliability.window import totals_of
 
 from .check import Check, Status, above, share
-from .limits import TRUNCATED, UNSCORED, ZERO_VARIANCE
+from .limits import LARGE_ADVANTAGES, TRUNCATED, UNSCORED, ZERO_VARIANCE
 from .subject import Rollouts, Subject
 
 FAMILY = "advantages"
@@ -28,6 +28,7 @@ def advantages(subject: Subject) -> Iterator[Check]:
         else Check(FAMILY, "groups", Status.SKIP, "one completion a prompt: there are no groups to compare in")
     )
     yield _advantages(subject, groups)
+    yield _scale(subject)
     yield _truncated(subject)
     if getattr(subject.trainer, "tools", None):
         yield _tools(subject)
@@ -96,6 +97,19 @@ def _advantages(subject: Subject, groups: torch.Tensor) -> Check:
         numbers | {"max_difference": difference},
         "" if status == Status.PASS else "Rewards or advantages were changed on the way: a subclass, another baseline, "
         "or a KL that does not start at zero.",
+    )  # fmt: skip
+
+
+def _scale(subject: Subject) -> Check:
+    """Of what finally weighs the log-probabilities, whatever was divided by on the way."""
+    made = subject.rollouts.output["advantages"].float()
+    spread = made[made.isfinite()].std(unbiased=False).item()
+    status = above(spread, *LARGE_ADVANTAGES)
+    return Check(
+        FAMILY, "scale", status, f"advantages have a standard deviation of {spread:.3g}", {"std": spread},
+        "" if status == Status.PASS else "Beside them neither the KL nor an entropy bonus or a value loss weighs "
+        "anything, and each gradient is clipped: bring the reward to a scale of about one, or set advantage_normalize "
+        "(GRPO and RLOO: scale_rewards, normalize_advantages).",
     )  # fmt: skip
 
 

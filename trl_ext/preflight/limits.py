@@ -1,5 +1,6 @@
 """From where on a number is worth a warning or a failure, and where that limit comes from."""
 
+import math
 from typing import NamedTuple
 
 
@@ -23,6 +24,8 @@ REFERENCE_DIFFERENCE = {"float32": Limit(1e-4, 0.01), "half": Limit(0.03, 0.1)}
 ZERO_VARIANCE = Limit(0.5, 0.9499)
 # Completions that end at the limit of tokens (rule all_truncated).
 TRUNCATED = Limit(0.95, 1.1)
+# Standard deviation of advantages. KL, entropy bonus and value loss are weighed for one of about 1.
+LARGE_ADVANTAGES = Limit(100.0, math.inf)
 UNSCORED = Limit(0.05, 0.5)  # completions without any reward
 DUPLICATES = Limit(0.1, 1.1)  # rows of the dataset that stand in it already
 TOO_LONG = Limit(0.01, 0.5)  # prompts that leave no room for a completion, or texts that are cut off

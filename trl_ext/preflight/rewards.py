@@ -8,6 +8,7 @@ import numpy as np
 from trl_ext.callbacks._reward_source import reward_source
 from trl_ext.monitor.alerts import Severity
 from trl_ext.rewards.calls import Call
+from trl_ext.rewards.checking import CheckedReward
 from trl_ext.rewards.json_text import object_spans
 from trl_ext.rewards.probing import probing
 from trl_ext.rewards.reliability.judge import RewardReliability
@@ -29,6 +30,7 @@ def rewards(subject: Subject) -> Iterator[Check]:
         yield Check(FAMILY, "functions", Status.SKIP, f"{subject.name} has no reward functions")
         return
     yield from _functions(subject)
+    yield _in_place(subject)
     yield _json(subject)
     source = reward_source(subject.trainer)
     if source is None or not source.can_score:
@@ -62,6 +64,19 @@ def _functions(subject: Subject) -> Iterator[Check]:
             message += f"; the same for all {len(known)} completions"
             advice = advice or "A constant teaches nothing: the task is out of reach, or solved, or it is dead."
         yield Check(FAMILY, f"function {name}", status, message, numbers, advice)
+
+
+def _in_place(subject: Subject) -> Check:
+    changed = " and ".join(subject.rollouts.changed)
+    if not changed:
+        return Check(FAMILY, "in place", Status.PASS, "no function changes what it is given")
+    names = zip(subject.trainer.reward_func_names, subject.trainer.reward_funcs, strict=True)
+    plain = [name for name, function in names if not isinstance(function, CheckedReward)]  # that one gives copies
+    return Check(
+        FAMILY, "in place", Status.WARN, f"{' or '.join(plain)} changes its {changed} in place", {"functions": plain},
+        "The functions after it, and the table of samples, see the changed texts: let it work on copies, or name it in "
+        "reward_funcs of load_reward_funcs, which gives copies.",
+    )  # fmt: skip
 
 
 def _json(subject: Subject) -> Check:

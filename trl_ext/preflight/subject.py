@@ -9,6 +9,7 @@ import torch
 
 from trl_ext.configuration.derived import processes_of
 from trl_ext.errors import UserError
+from trl_ext.rewards.calls import Call
 
 MOST_COMPLETIONS, MOST_COMPLETIONS_QUICK = 256, 64
 MOST_ROWS, MOST_ROWS_QUICK = 5_000, 1_000  # of the dataset that are looked at
@@ -26,6 +27,7 @@ class Rollouts(NamedTuple):
         own: for each completion, 1 on the tokens that the policy chose, as the loop of tools or a `rollout_func` marked
             them; None where all of them are its own.
         rewards: `(completions, functions)`, NaN where a function gave None.
+        changed: which of the lists that reward functions got (`"prompts"`, `"completions"`) they changed in place.
         output: what the trainer's loss takes.
     """
 
@@ -35,6 +37,7 @@ class Rollouts(NamedTuple):
     completion_ids: list[list[int]]
     own: list[list[int]] | None
     rewards: torch.Tensor
+    changed: list[str]
     output: dict[str, Any]
 
 
@@ -64,6 +67,9 @@ class Subject:
         processing_class = trainer.processing_class
         self.tokenizer = getattr(processing_class, "tokenizer", processing_class)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
+        for module in self.policy.modules():  # bitsandbytes
+            if hasattr(module, "support_avx512bf16_for_cpu"):  # would repack weights in place for evaluations alone
+                module.support_avx512bf16_for_cpu = False
         trainer.current_gradient_accumulation_steps = 1  # what `train` sets, and the loss divides by
 
     @property
@@ -138,8 +144,11 @@ class Subject:
         original, generate = self.trainer._calculate_rewards, self.trainer._generate
 
         def calculate_rewards(inputs, prompts, completions, completion_ids_list):
+            given = Call(prompts, completions, completion_ids_list, {}).copied()
             rewards = original(inputs, prompts, completions, completion_ids_list)
-            heard.update(prompts=prompts, completions=completions, ids=completion_ids_list, rewards=rewards)
+            pairs = {"prompts": (given.prompts, prompts), "completions": (given.completions, completions)}
+            heard.update(prompts=given.prompts, completions=given.completions, ids=given.completion_ids,
+                         rewards=rewards, changed=[name for name, pair in pairs.items() if _differ(*pair)])  # fmt: skip
             return rewards
 
         def generated(prompts):
@@ -157,7 +166,7 @@ class Subject:
             del self.trainer._calculate_rewards, self.trainer._generate
         return Rollouts(
             rows[:count], heard["prompts"], heard["completions"], [list(ids) for ids in heard["ids"]],
-            heard["own"], heard["rewards"].float().cpu(), output,
+            heard["own"], heard["rewards"].float().cpu(), heard["changed"], output,
         )  # fmt: skip
 
     @cached_property
@@ -202,6 +211,13 @@ class Subject:
         """What the trainer has logged of the batches made here."""
         for metrics in self.trainer._metrics.values() if hasattr(self.trainer, "_metrics") else []:
             metrics.clear()
+
+
+def _differ(before: list, after: list) -> bool:
+    try:
+        return bool(before != after)
+    except (ValueError, RuntimeError):  # arrays inside, which are no texts
+        return False
 
 
 def _tool_mask(generated: tuple) -> list[list[int]] | None:

@@ -94,7 +94,8 @@ def _tokens_of(tokenizer: Any, ids: list[int], text: str, spans: list[tuple[int,
     def length(count: int) -> int:
         return len(_decoded(tokenizer, ids[:count]).rstrip(_INCOMPLETE))
 
-    counts, tokens = range(len(ids) + 1), []
+    counts = range(len(ids) + 1)
+    tokens: list[int] = []
     for start, stop in spans:
         first = min(bisect_left(counts, start, key=length), bisect_right(counts, start, key=length) - 1)
         tokens += range(first, bisect_left(counts, stop, key=length))
