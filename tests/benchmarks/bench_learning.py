@@ -3,9 +3,10 @@
     python tests/benchmarks/bench_learning.py --stock-python .venv-trl112/bin/python --jobs 2
     python tests/benchmarks/bench_learning.py --plot-only
 
-Two tasks (learning/tasks.py), 64 completions a step. Learning rates are chosen on seeds of their own by what
-all trainers maximise: reward less beta x KL, of 256 held-out prompts. Table and picture are of seeds that had no
-part in the choice. Runs are kept in a file: a second call makes those that are missing.
+Two tasks (learning/tasks.py), 64 completions a step. Learning rates are chosen on seeds of their own (all rates on one,
+the two best on another) by what all trainers maximise: reward less beta x KL, of 256 held-out prompts. Table and
+picture are of seeds that had no part in the choice. Runs are kept in a file: a second call makes those that are
+missing.
 """
 
 import argparse
@@ -32,6 +33,7 @@ COLOURS = {"reinforce_loo": "#1f77b4", "reinforce_loo_value": "#17becf", "ppo": 
            "ppo_network": "#2ca02c", "grpo": "#ff7f0e", "rloo": "#d62728", "stock_ppo": "#7f7f7f"}  # fmt: skip
 STOCK = ("grpo", "rloo", "stock_ppo")
 TUNING, REPORTED = (100, 101), (0, 1, 2, 3, 4)
+FINALISTS = 2  # learning rates that are tried on every tuning seed
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's, two-sided, by number of seeds
 KEY = ("task", "trainer", "lr", "seed", "steps")
 
@@ -96,14 +98,22 @@ def command_of(trainer: str, options: argparse.Namespace) -> tuple[str, dict[str
 
 
 def tuning(runs: Runs, task: str, options: argparse.Namespace) -> list[dict]:
-    """The runs that learning rates are chosen from."""
-    return [run_of(task, trainer, rate, seed, options) for seed in TUNING for trainer in options.trainers
-            for rate in TASKS[task].rates]  # fmt: skip
+    """The runs that learning rates are chosen from: all of them on the first seed, the two best of it on the others."""
+    first, *others = TUNING
+    wanted = [run_of(task, trainer, rate, first, options) for trainer in options.trainers for rate in TASKS[task].rates]
+    if all(key_of(row) in runs.all for row in wanted):
+        for trainer in options.trainers:
+            of_first = {row["lr"]: row["objective"] for row in runs.of(task, trainer, (first,))}
+            rates = sorted(TASKS[task].rates, key=of_first.__getitem__, reverse=True)[:FINALISTS]
+            wanted += [run_of(task, trainer, rate, seed, options) for seed in others for rate in rates]
+    return wanted
 
 
 def reported(runs: Runs, task: str, options: argparse.Namespace) -> list[dict]:
     """The runs that count, of the trainers whose rate is chosen; none as long as a tuning run is missing."""
-    if any(key_of(row) not in runs.all for row in tuning(runs, task, options)):
+    wanted = tuning(runs, task, options)
+    seeds = {row["seed"] for row in wanted}
+    if seeds != set(TUNING) or any(key_of(row) not in runs.all for row in wanted):
         return []
     return [run_of(task, trainer, best_rate(runs, task, trainer), seed, options) for seed in REPORTED
             for trainer in options.trainers]  # fmt: skip
@@ -115,10 +125,10 @@ def run_of(task: str, trainer: str, rate: float | None, seed: int, options: argp
 
 
 def best_rate(runs: Runs, task: str, trainer: str) -> float | None:
-    """That whose mean objective over the tuning seeds is highest."""
+    """That whose mean objective over the tuning seeds is highest, of those that were tried on all of them."""
     rows = runs.of(task, trainer, TUNING)
-    rates = sorted({row["lr"] for row in rows})
-    means = {rate: statistics.mean(r["objective"] for r in rows if r["lr"] == rate) for rate in rates}
+    tried = {rate: [r["objective"] for r in rows if r["lr"] == rate] for rate in sorted({row["lr"] for row in rows})}
+    means = {rate: statistics.mean(found) for rate, found in tried.items() if len(found) == len(TUNING)}
     return max(means, key=means.__getitem__) if means else None
 
 
@@ -233,7 +243,7 @@ def main() -> None:
     if not options.plot_only:
         for task in options.tasks:
             start(task, options.folder)  # once, before many would
-        for _ in range(2):  # what is reported may have to wait for what it rests on
+        for _ in range(3):  # the second seed waits for the first, what is reported for both
             make(runs, [row for task in options.tasks for kind in (tuning, reported)
                         for row in kind(runs, task, options)], options)  # fmt: skip
     lines = [line for task in options.tasks for line in table(runs, task, options.trainers)]
