@@ -15,7 +15,7 @@ import psutil
 from trl_ext.checkpoints.errors import printable
 from trl_ext.strict_yaml import dump_yaml, read_yaml
 from trl_ext.sweep.definition import Sweep
-from trl_ext.sweep.points import Point
+from trl_ext.sweep.parameters import Point
 
 LOG_FILE, CONFIG_FILE = "log.txt", "config.yaml"
 _GRACE = 10.0  # seconds between asking a job to end and ending it

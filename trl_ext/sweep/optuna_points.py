@@ -4,8 +4,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.sweep.definition import Sweep
-from trl_ext.sweep.parameters import Parameter
-from trl_ext.sweep.points import Point
+from trl_ext.sweep.parameters import Parameter, Point
 
 
 class OptunaPoints:

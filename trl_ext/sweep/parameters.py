@@ -10,6 +10,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 
+Point = dict[str, Any]  # option -> value: one combination
 MOST_VALUES = 10_000
 _KEYS = ("min", "max", "step", "points", "int", "log")
 

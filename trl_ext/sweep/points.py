@@ -3,12 +3,11 @@
 import itertools
 import json
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 from trl_ext.sweep.definition import Sweep
-from trl_ext.sweep.parameters import Parameter
+from trl_ext.sweep.parameters import Parameter, Point
 
-Point = dict[str, Any]
 _DRAWS = 1000  # in a row that bring nothing new: there is nothing new
 
 

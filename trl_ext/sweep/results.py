@@ -15,7 +15,7 @@ from rich.text import Text
 from trl_ext.monitor.files import replace_json
 from trl_ext.reporting.replay_table import plain_console
 from trl_ext.sweep.definition import Sweep
-from trl_ext.sweep.points import Point
+from trl_ext.sweep.parameters import Point
 from trl_ext.sweep.state import SweepState
 
 _STYLES = {"ok": "green", "waiting": "dim"}

@@ -8,7 +8,8 @@ from trl_ext.monitor.files import WriteWarning
 from trl_ext.sweep.definition import Sweep
 from trl_ext.sweep.jobs import command_of, end_left_over, options_of, run_job
 from trl_ext.sweep.metric import value_of
-from trl_ext.sweep.points import Point, points_of
+from trl_ext.sweep.parameters import Point
+from trl_ext.sweep.points import points_of
 from trl_ext.sweep.results import Result, jobs_of, results_of, write_results
 from trl_ext.sweep.state import SweepState
 
