@@ -137,7 +137,8 @@ def test_it_ends_its_episode_alone(tmp_path, name, kind):
         seen.extend(ended_by)
         return [float(i) for i in range(len(completions))]
 
-    trainer = agent(tmp_path, first_calls_bad, rewards, trainer=made(kind, behaviour), tool_timeout=0.2)
+    timeout = 0.2 if reason == "timed_out" else 30  # a busy machine takes its time with 10 MB
+    trainer = agent(tmp_path, first_calls_bad, rewards, trainer=made(kind, behaviour), tool_timeout=timeout)
     started = time.monotonic()
     output = scored(trainer)
     assert time.monotonic() - started < 5
@@ -175,10 +176,10 @@ def test_what_a_tool_raises_is_told_where_that_is_wanted(tmp_path, kind):
 
 
 def test_a_time_out_and_a_giant_answer_are_never_told(tmp_path):
-    for name in ("loops", "says 10 MB"):
+    for name, timeout in (("loops", 0.1), ("says 10 MB", 30)):
         behaviour, reason = MISBEHAVIOUR[name]
         trainer = agent(
-            tmp_path, first_calls_bad, trainer=made("function", behaviour), tool_errors="tell", tool_timeout=0.1
+            tmp_path, first_calls_bad, trainer=made("function", behaviour), tool_errors="tell", tool_timeout=timeout
         )
         scored(trainer)
         assert logged(trainer)[f"tools/ended/{reason}"] == 0.5
@@ -244,14 +245,14 @@ def test_ctrl_c_ends_the_run(tmp_path):
 
 
 def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced():
-    guard = ToolGuard(timeout=0.3, longest=100, errors="end")
+    guard = ToolGuard(timeout=1.5, longest=100, errors="end")
 
     async def waits():
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         return threading.current_thread().ident
 
     async def blocks():
-        time.sleep(3)
+        time.sleep(4)
 
     async def turn(*tools):
         made = guard.coroutines(0, {str(i): tool for i, tool in enumerate(tools)})
@@ -259,7 +260,7 @@ def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced(
 
     started = time.monotonic()
     first = asyncio.run(turn(waits, waits))
-    assert time.monotonic() - started < 0.35 and len(set(first)) == 1
+    assert time.monotonic() - started < 1 and len(set(first)) == 1
     asyncio.run(turn(blocks))
     assert guard.ended == {0: "timed_out"}
     guard.ended = {}
@@ -268,12 +269,12 @@ def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced(
 
 
 def test_a_coroutine_that_swallows_its_cancellation_ends_no_other_episode():
-    guard = ToolGuard(timeout=0.2, longest=100, errors="end")
+    guard = ToolGuard(timeout=1.0, longest=100, errors="end")
 
     async def swallows():
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(10)
-        time.sleep(1.5)
+            await asyncio.sleep(30)
+        time.sleep(6)
 
     async def works():
         await asyncio.sleep(0.01)
