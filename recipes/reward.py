@@ -16,7 +16,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, RewardConfig, RewardTrainer, get_peft_config, get_quantization_config
 
-from trl_ext import UserError
+from trl_ext import UserError, train
 from trl_ext.configuration import building, cli_errors, model_path, parse
 from trl_ext.data import REVIEWS, degenerate_pairs, load_preferences
 from trl_ext.rewards.sentiment import compound
@@ -103,7 +103,7 @@ def main(args: list[str] | None = None) -> None:
         if len(trainer.train_dataset) == 0:
             raise UserError(f"no pair has at most {training_args.max_length} tokens; give a larger max_length")
 
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")

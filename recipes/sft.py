@@ -16,7 +16,7 @@ from datasets import Dataset
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 from trl.models import unwrap_model_for_generation
 
-from trl_ext import UserError, tiny
+from trl_ext import UserError, tiny, train
 from trl_ext.configuration import building, cli_errors, model_path, parse
 from trl_ext.data import REVIEWS, load_texts, prefixes
 
@@ -97,7 +97,7 @@ def main(args: list[str] | None = None) -> None:
             quantization_config=get_quantization_config(model_args),
         )
 
-    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")

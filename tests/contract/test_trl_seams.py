@@ -101,6 +101,13 @@ ATTRIBUTES = {
     "iteration_num < self.max_tool_calling_iterations": f"{EPISODES}, `_limit_reached`",
     "self.environment_factories = ": f"{EPISODES}, `_naming_reset`",
     "self._environment_pool = ": f"{EPISODES}, `_naming_reset`",
+    "apply_coef = self.entropy_coef if self._last_world_entropy <= self.args.entropy_target else 0.0":
+        f"{REINFORCE}, `_entropy_coef_that_applies`",
+    "if self._entropy_bonus_enabled:": f"{REINFORCE}, `_entropy_coef_that_applies`",
+    "(entropies * effective_mask).sum() / effective_mask.sum().clamp(min=1.0) / accumulation_factor":
+        f"{REINFORCE}, `_to_global_mean`",
+    "self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)": f"{REINFORCE}, `_to_global_mean`",
+    "if self.args.use_bias_correction_kl:": f"{REINFORCE}, `_compute_loss`",
     "environment.reset(**": f"{EPISODES}, `_name_reset`",
 }  # fmt: skip
 

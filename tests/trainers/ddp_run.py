@@ -58,7 +58,7 @@ def train(case, folder, processes):
         extra["value_model"] = scorer(3)
     options = SGD | {"learning_rate": 0.3}
     if "target" in case:  # the coefficient of the KL and the entropy bonus move
-        options |= {"kl_target": 0.01, "kl_horizon": 50, "entropy_coef": 0.01, "entropy_decay": 0.5}
+        options |= {"kl_target": 0.01, "kl_horizon": 50, "entropy_coef": 0.3, "entropy_decay": 0.5}
     if baseline_of(case) == "mean":  # some completions are longer
         options |= {"max_episode_len": 8, "max_completion_length": 8}
     if "follow" in case:

@@ -68,6 +68,23 @@ def test_without_limits_an_episode_is_as_long_as_a_completion_as_in_trl(tmp_path
     assert tokens_of(scored(trainer)) == [ROUND + TURN] * 4
 
 
+def test_an_answer_that_fills_the_episode_to_its_last_token_is_not_kept(tmp_path):
+    """Nobody reads it, and a reward of the last message would judge the tool."""
+
+    seen = []
+
+    def rewards(completions, ended_by, **_):
+        seen.append(([messages[-1]["role"] for messages in completions], ended_by))
+        return [1.0] * len(completions)
+
+    for room in (1, 0):  # for a token of the policy behind the answer
+        trainer = agent(tmp_path, for_ever, rewards, trainer={"tools": [echo]}, max_episode_len=ROUND + room,
+                        max_completion_length=TURN)  # fmt: skip
+        output = scored(trainer)
+        assert tokens_of(output) == [ROUND + 1 if room else TURN] * 4 and output["tool_mask"][:, -1].all()
+    assert seen == [(["assistant"] * 4, ["tokens"] * 4)] * 2
+
+
 def test_an_episode_that_ends_by_itself_is_not_cut(tmp_path):
     def script(text):
         return "done" if "tool:" in text else SAY
@@ -178,6 +195,22 @@ def test_a_rollout_func_is_held_to_the_limits(tmp_path, options, tokens, by):
 # Options ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda output: None, "must return a dictionary"),
+        (lambda output: output | {"completion_ids": [[], *output["completion_ids"][1:]]}, "completion 0 has no token"),
+        (lambda output: output | {"env_mask": [[1]] * 16}, "env_mask of completion 0 must have 10 entries"),
+    ],
+)
+def test_what_a_rollout_func_must_not_return_is_one_line(tmp_path, change, told):
+    trainer = loo_trainer(
+        tmp_path, beta=0.0, dataset=prompts(), trainer={"rollout_func": lambda *a: change(three_turns(*a))}
+    )
+    with pytest.raises(UserError, match=told):
+        scored(trainer)
+
+
 def test_turns_are_trls_calls_of_tools_and_one_more(tmp_path):
     assert (
         ReinforceLOOConfig(str(tmp_path), use_cpu=True, bf16=False, max_episode_turns=4).max_tool_calling_iterations
@@ -192,6 +225,11 @@ def test_turns_are_trls_calls_of_tools_and_one_more(tmp_path):
     [
         ({"max_episode_len": 100, "max_completion_length": 101}, "set max_completion_length"),
         ({"max_episode_turns": 0}, "at least 1"),
+        ({"max_episode_turns": 1.5}, "expects a whole number"),
+        ({"max_episode_turns": True}, "expects a whole number"),
+        ({"max_episode_len": "x"}, "expects a whole number"),
+        ({"tool_timeout": float("inf")}, "at most 1e"),
+        ({"max_tool_answer": None}, "expects a whole number"),
         ({"max_episode_turns": 3, "max_tool_calling_iterations": 3}, "allows 4 turns"),
     ],
 )

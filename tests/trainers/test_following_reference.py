@@ -1,9 +1,12 @@
 """References that follow the policy, and a KL coefficient that follows a target."""
 
+import math
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from trainer_builders import fixed_rollouts, log_rows, loo_trainer, plain_logps, policy, scored, weights
+from transformers import Trainer
 
 from trl_ext.errors import UserError
 from trl_ext.trainers.kl_controller import KLController
@@ -106,6 +109,51 @@ def test_a_checkpoint_without_the_reference_is_one_line(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.parametrize("content", [None, "", '{"kl": {}}'])
+def test_a_checkpoint_without_the_coefficient_is_one_line(tmp_path, content):
+    options = {"beta": 0.1, "kl_target": 0.5, "save_strategy": "steps", "save_steps": 1}
+    loo_trainer(tmp_path, max_steps=1, **options).train()
+    path = tmp_path / "checkpoint-1" / "reinforce_loo_state.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(UserError, match="without a sound"):
+        loo_trainer(tmp_path / "resumed", max_steps=2, **options).train(resume_from_checkpoint=str(path.parent))
+
+
+def test_what_trl_does_not_save_is_there_before_the_checkpoint_counts(tmp_path, monkeypatch):
+    """A run killed before `trainer_state.json` is written still has the checkpoint before: it goes after that."""
+    seen = []
+    original = Trainer._save_checkpoint
+
+    def killed(self, *args):
+        seen.append({path.name for path in (tmp_path / f"checkpoint-{self.state.global_step}").rglob("*.*")})
+        original(self, *args)
+
+    monkeypatch.setattr(Trainer, "_save_checkpoint", killed)
+    loo_trainer(tmp_path, beta=0.1, reference="ema", max_steps=1, save_strategy="steps", save_steps=1).train()
+    assert seen == [{"model.safetensors", "reinforce_loo_state.json"}]
+
+
+def test_what_cannot_follow_is_one_line(tmp_path):
+    biased = {"peft_config": LoraConfig(r=4, target_modules="all-linear", bias="all")}
+    with pytest.raises(UserError, match="or bias='none' in the LoraConfig"):
+        loo_trainer(tmp_path, beta=0.1, reference="ema", trainer=biased)
+    named = get_peft_model(policy(), LoraConfig(r=4, target_modules="all-linear"), adapter_name="mine")
+    with pytest.raises(UserError, match="must be called 'default', not 'mine'"):
+        loo_trainer(tmp_path, beta=0.1, model=named)
+    with pytest.raises(UserError, match="set sync_ref_model=False"):
+        loo_trainer(tmp_path, beta=0.1, reference="ema", kl_in_reward=False, kl_estimator="k2", sync_ref_model=True)
+
+
+def test_a_module_that_is_called_like_the_references_adapter_follows_too(tmp_path):
+    model = policy()
+    model.model.add_module("ref", torch.nn.Linear(2, 2, bias=False))
+    trainer = loo_trainer(tmp_path, model=model, beta=0.1, reference="periodic", ref_update_interval=1, max_steps=1)
+    with torch.no_grad():
+        trainer.model.model.ref.weight.fill_(3.0)
+    trainer.train()
+    assert (trainer.ref_model.model.ref.weight == 3.0).all()
+
+
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_the_kl_in_the_loss_is_the_estimators_mean_and_its_gradient_leads_to_the_reference(tmp_path, estimator):
     extra = {"ref_model": policy(seed=5), "rollout_func": fixed_rollouts()}
@@ -132,6 +180,23 @@ def test_the_kl_in_the_loss_is_the_estimators_mean_and_its_gradient_leads_to_the
     assert (after**2 * mask).sum() < (difference**2 * mask).sum()
 
 
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_the_kl_in_the_loss_of_tokens_that_another_policy_sampled_is_weighed_by_the_ratio(
+    tmp_path, estimator, corrected
+):
+    trainer = loo_trainer(
+        tmp_path, beta=0.5, kl_in_reward=False, kl_estimator=estimator, rewards=lambda completions, **_: [1.0] * 16,
+        trainer={"ref_model": policy(seed=5), "rollout_func": fixed_rollouts()}, use_bias_correction_kl=corrected,
+    )  # fmt: skip
+    output = scored(trainer)
+    trainer.current_gradient_accumulation_steps = 1
+    plain = trainer._compute_loss(trainer.model, output).item()
+    output["old_per_token_logps"] = plain_logps(trainer.model, output).detach() - 0.3
+    expected = plain * (math.exp(0.3) if corrected else 1.0)
+    assert trainer._compute_loss(trainer.model, output).item() == pytest.approx(expected, rel=1e-3)
+
+
 def test_the_controller_is_the_papers():
     controller = KLController(0.2, target=6.0, horizon=10_000)
     controller.update(7.2, 64)  # 20% above
@@ -142,6 +207,9 @@ def test_the_controller_is_the_papers():
     controller.update(5.7, 64)
     assert controller.value == pytest.approx(before * (1 - 0.05 * 64 / 10_000))
     controller.update(float("nan"), 64)
+    small = KLController(0.2, target=6.0, horizon=1)  # less than a batch: as much as its error, never below zero
+    small.update(0.0, completions=512)
+    assert small.value == pytest.approx(0.2 * 0.8)
     held = KLController(0.2, None, 10_000)
     held.update(60.0, 64)
     assert held.value == 0.2

@@ -95,7 +95,7 @@ def test_tokens_that_the_tokenizer_would_not_have_chosen_are_marked_exactly():
     assert found == [int(begin <= i < begin + len(action.encode())) for i in range(len(ids))]
 
 
-def test_a_long_text_of_other_tokens_is_decoded_a_few_times_an_action(tokenizer):
+def test_a_long_text_of_other_tokens_is_decoded_in_one_pass(tokenizer):
     text = "so " * 200 + ACTION + " and " * 100 + "{} " + ACTION
     chosen = tokenizer(text, add_special_tokens=False)["input_ids"]
     letters = [tokenizer(letter, add_special_tokens=False)["input_ids"] for letter in " so"]
@@ -103,16 +103,25 @@ def test_a_long_text_of_other_tokens_is_decoded_a_few_times_an_action(tokenizer)
     decoded, decode = [], tokenizer.decode
     searched = JsonActions(tokenizer)
     searched._tokenizer = type("Counting", (), {
-        "is_fast": False, "decode": lambda self, ids, **options: decoded.append(len(ids)) or decode(ids, **options),
+        "is_fast": True, "backend_tokenizer": tokenizer.backend_tokenizer,
+        "__call__": tokenizer.__call__,
+        "decode": lambda self, ids, **options: decoded.append(len(ids)) or decode(ids, **options),
     })()  # fmt: skip
     whole, count = torch.tensor([ids]), len(ids)
     found = searched.find(whole, torch.ones_like(whole)).mask[0]
     lengths = [len(decode(ids[:i])) for i in range(count + 1)]
     spans = object_spans(decode(ids))
-    assert len(spans) == 3 and len(decoded) <= 1 + 3 * 2 * (count.bit_length() + 1)
+    assert len(spans) == 3 and len(decoded) <= 3
     assert found.tolist() == [
         int(any(lengths[i] < stop and lengths[i + 1] > start for start, stop in spans)) for i in range(count)
     ]
+
+
+def test_the_mark_of_a_space_that_no_text_has_is_no_part_of_an_action():
+    tokenizer = learned(pre_tokenizers.Metaspace(), decoders.Metaspace())
+    ids = tokenizer.convert_tokens_to_ids(["\u2581", *ACTION.replace(" ", "\u2581")])
+    assert tokenizer.decode(ids) == ACTION
+    assert marked(tokenizer, ids).mask[0].tolist() == [0] + [1] * len(ACTION)
 
 
 def test_what_a_tool_answers_is_no_action_and_each_turn_must_act():

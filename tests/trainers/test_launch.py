@@ -35,8 +35,22 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path)
     (tmp_path / "checkpoint-4").mkdir()
     trainer = Trainer()
     trainer.args = SimpleNamespace(output_dir=str(tmp_path))
-    with pytest.raises(UserError, match=r"no checkpoint 'true'.*has checkpoint-4"):
-        train(trainer, resume_from_checkpoint="true")
+    with pytest.raises(UserError, match=r"no checkpoint 'last'.*has checkpoint-4"):
+        train(trainer, resume_from_checkpoint="last")
+
+
+@pytest.mark.parametrize("word", [True, "true", "True"])
+def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word):
+    trainer = Trainer()
+    trainer.args = SimpleNamespace(output_dir=str(tmp_path))
+    for step in (4, 20, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    with pytest.raises(UserError, match="no whole checkpoint in"):
+        train(trainer, resume_from_checkpoint=word)
+    for step in (4, 20):
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    train(trainer, resume_from_checkpoint=word)
+    assert trainer.received == str(tmp_path / "checkpoint-20")
 
 
 def test_a_stopped_run_returns_and_says_why(capsys):

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import torch
 from episode_builders import agent, call, logged, spoken
 from trainer_builders import scored
 
@@ -57,6 +58,15 @@ def clear_the_timer():
     loop_for_ever()
 
 
+def set_a_timer_of_its_own():
+    """As a time limit of somebody else does, which leaves the default behind."""
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(60)
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    loop_for_ever()
+
+
 class LeavingError(Exception):
     def __str__(self):
         sys.exit(4)
@@ -78,6 +88,7 @@ MISBEHAVIOUR = {
     "raises what ends the process when it is read": (lambda: (_ for _ in ()).throw(LeavingError()), "raised"),
     "raises what Ctrl-C raises": (lambda: (_ for _ in ()).throw(KeyboardInterrupt()), "raised"),
     "clears the timer": (clear_the_timer, "timed_out"),
+    "sets a timer of its own": (set_a_timer_of_its_own, "timed_out"),
     "raises what reads for ever": (lambda: (_ for _ in ()).throw(EndlessError()), "raised"),
     "says 10 MB in blocks": (lambda: [{"type": "text", "text": "x" * 10_000_000}], "too_long"),
 }  # fmt: skip
@@ -289,11 +300,33 @@ def test_a_coroutine_that_swallows_its_cancellation_ends_no_other_episode():
     assert guard.ended == {0: "timed_out"}
 
 
+def test_a_coroutine_that_lets_itself_be_cancelled_leaves_the_loop_to_the_others():
+    """What tools keep, such as a session, is bound to it."""
+    guard = ToolGuard(timeout=0.5, longest=100, errors="end")
+    loops = []
+
+    async def tool(wait: float):
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(wait)
+
+    for episode, wait in enumerate((0.0, 10.0, 0.0)):
+        asyncio.run(guard.coroutines(episode, {"tool": tool})["tool"](wait=wait))
+    assert guard.ended == {1: "timed_out"} and len(set(loops)) == 1
+
+
+def test_gradients_are_on_again_after_a_tool_that_turned_them_off(tmp_path):
+    trainer = agent(tmp_path, first_calls_bad, trainer=made("function", lambda: torch.set_grad_enabled(False)))
+    scored(trainer)
+    assert torch.is_grad_enabled()
+
+
 def test_the_thread_of_a_loop_that_was_given_up_ends():
     guard = ToolGuard(timeout=0.1, longest=100, errors="end")
 
     async def waits():
-        await asyncio.sleep(10)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+        await asyncio.sleep(2)
 
     before = set(threading.enumerate())
     for episode in range(3):

@@ -64,5 +64,5 @@ class RLScriptArguments:
     )
     dataset_test_split: str = field(default="test", metadata={"help": "Split of the held-out prompts."})
     time_budget: float | None = field(
-        default=None, metadata={"help": "Hours from the start of the script, after which it saves and stops."}
+        default=None, metadata={"help": "Hours, counted once the options are read, after which it saves and stops."}
     )

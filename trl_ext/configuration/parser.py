@@ -118,6 +118,8 @@ def _checked(options: dict[str, Any], parser: _Parser, dataclass_types: Sequence
     for name, value in options.items():
         if name not in _names(parser):
             raise UserError(f"{path}: unknown option {str(name)!r}; {_nearest(str(name), parser)}")
+        if name == "resume_from_checkpoint" and isinstance(value, bool):  # as `trainer.train` takes it
+            value = str(value).lower() if value else None
         try:
             fitted[name] = fit(value, hints[name])
         except ValueError:

@@ -1,6 +1,8 @@
 """A call that may take only so long, even where it loops forever."""
 
 import _thread
+import ctypes
+import logging
 import signal
 import sys
 import threading
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
+_TOLD = 20  # interruptions without effect, after which the log says so
 _AGAIN = 0.5  # seconds: where the interruption fell into code that swallows it, it comes again
 
 
@@ -25,8 +29,9 @@ def call_within(seconds: float | None, function: Callable[[], Result]) -> Result
     """`function()`, given up after `seconds` (`None`: never).
 
     In the main thread of a POSIX system a timer interrupts it, also inside a regular expression of `re`. Elsewhere it
-    runs in a thread of its own, which is left behind when time is up: Python cannot end a thread. Nothing interrupts a
-    single long call of C code that holds the interpreter, such as `9**9**9`: its inputs must be bounded.
+    runs in a thread of its own, which is left behind when time is up: Python cannot end a thread. In the main thread
+    nothing interrupts a single long call of C code, such as `9**9**9` or a query of SQLite: its inputs must be bounded
+    (`sqlite3.Connection.set_progress_handler`). The log says where a call hangs so.
 
     Raises:
         TimeLimitError: time is up.
@@ -82,18 +87,25 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
 
 
 def _watch(seconds: float, handler: Callable, running: Any, signalling: Any) -> None:
-    """Stands in for the timer where the function clears it, as one with a time limit of its own by `signal.alarm`
-    does, from a thread.
+    """Stands in for the timer where the function clears it or sets another handler, as one with a time limit of its own
+    by `signal.alarm` does, from a thread.
 
     Args:
         running: a lock that is held as long as the function runs.
         signalling: one that is never free again when it has ended: the next handler may end the process.
     """
-    ended = running.acquire(timeout=seconds)
+    ended, tries, main = running.acquire(timeout=seconds), 0, threading.main_thread().ident or 0
     while not ended and signalling.acquire(blocking=False):
         if signal.getsignal(signal.SIGALRM) is handler:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+            signal.pthread_kill(main, signal.SIGALRM)
+        else:  # it has set another, which might end the process
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(_Interruption))
         signalling.release()
+        tries += 1
+        if tries == _TOLD:
+            frame = sys._current_frames()[main]
+            logger.warning("a call that may take %g s cannot be interrupted: C code runs, called in %s, line %d. Bound "
+                           "its inputs.", seconds - _AGAIN, frame.f_code.co_filename, frame.f_lineno)  # fmt: skip
         ended = running.acquire(timeout=_AGAIN)
 
 

@@ -1,9 +1,12 @@
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from trl import GRPOConfig
 
+from ..configuration.values import describe, fit
 from ..errors import UserError
+
+LONGEST_TIMEOUT = 1e6  # seconds; timers take no more than some such number
 
 
 @dataclass
@@ -41,18 +44,32 @@ class EpisodeConfig(GRPOConfig):
     )
 
     def __post_init__(self):
+        self._check_types()
         self._check_episodes()
         if self.max_episode_turns is not None:
             self.max_tool_calling_iterations = self.max_episode_turns - 1
         super().__post_init__()
 
+    def _check_types(self):
+        """Of the options that are not TRL's. A word that spells a number becomes it, as in YAML."""
+        hints, theirs = get_type_hints(type(self)), {each.name for each in fields(GRPOConfig)}
+        for name in (each.name for each in fields(self) if each.name not in theirs):
+            named = any(get_origin(each) is Literal for each in (hints[name], *get_args(hints[name])))
+            if not named:  # choices have messages of their own
+                try:
+                    setattr(self, name, fit(getattr(self, name), hints[name]))
+                except (ValueError, TypeError, OverflowError):
+                    raise UserError(f"{name} expects {describe(hints[name])}, got {getattr(self, name)!r}.") from None
+
     def _check_episodes(self):
-        for name, least in (("max_episode_len", 1), ("max_episode_turns", 1), ("max_tool_answer", 1)):
+        for name in ("max_episode_len", "max_episode_turns", "max_tool_answer"):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name}={value}: must be at least {least}.")
-        if self.tool_timeout is not None and not self.tool_timeout > 0:
-            raise UserError(f"tool_timeout={self.tool_timeout}: must be above 0 seconds, or None.")
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value}: must be at least 1.")
+        if self.tool_timeout is not None and not 0 < self.tool_timeout <= LONGEST_TIMEOUT:
+            raise UserError(
+                f"tool_timeout={self.tool_timeout}: must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, or None."
+            )
         if self.tool_errors not in ("end", "tell"):
             raise UserError(f"tool_errors={self.tool_errors!r}: use 'end' or 'tell'.")
         if self.max_episode_len is not None and self.max_episode_len < self.max_completion_length:

@@ -1,7 +1,10 @@
 """Where an episode of turns ends: after so many tokens, after so many turns."""
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
+
+from ..errors import UserError
 
 # What a `rollout_func` returns of the prompt, or a turn; all else that is as long as the completion is per token
 _NOT_PER_TOKEN = ("prompt_ids", "turn_rewards")
@@ -35,6 +38,23 @@ def cut_by(policy: list[int], max_tokens: int | None, max_turns: int | None) -> 
     if end == len(policy):
         return None
     return "turns" if end == kept_tokens(policy, None, max_turns) else "tokens"
+
+
+def check_rollouts(output: Any) -> None:
+    """Raises:
+    UserError: a `rollout_func` returned what no trainer can take; what is missing altogether TRL says.
+    """
+    if not isinstance(output, Mapping):
+        raise UserError(
+            "rollout_func must return a dictionary with prompt_ids, completion_ids and logprobs, not "
+            f"{type(output).__name__}"
+        )
+    masks = output.get("env_mask")
+    for i, ids in enumerate(output.get("completion_ids") or ()):
+        if len(ids) == 0:
+            raise UserError(f"rollout_func: completion {i} has no token; give at least the one that ends a text")
+        if masks is not None and (i >= len(masks) or len(masks[i]) != len(ids)):
+            raise UserError(f"rollout_func: env_mask of completion {i} must have {len(ids)} entries, one a token")
 
 
 def policy_masks(output: dict[str, Any]) -> list[list[int]]:

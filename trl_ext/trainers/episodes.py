@@ -8,7 +8,7 @@ import torch
 from trl import GRPOTrainer
 
 from ..errors import UserError
-from .episode_limits import count_turns, cut_by, cut_rollouts, policy_masks
+from .episode_limits import check_rollouts, count_turns, cut_by, cut_rollouts, policy_masks
 from .process_statistics import global_means
 from .tool_guard import REASONS, EpisodeEnd, ToolGuard
 
@@ -39,6 +39,13 @@ class EpisodeTrainer(GRPOTrainer):
                 for environment in pool:
                     _name_reset(environment)
 
+    def _generate_and_score_completions(self, inputs):
+        enabled = torch.is_grad_enabled()  # tools and reward functions are anybody's code
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            torch.set_grad_enabled(enabled)
+
     def _generate(self, prompts: list):
         mode, rollout_func = "train" if self.model.training else "eval", self.rollout_func
         limits = (self.args.max_episode_len, self.args.max_episode_turns)
@@ -46,12 +53,13 @@ class EpisodeTrainer(GRPOTrainer):
 
         def limited(prompts, trainer):
             output = rollout_func(prompts, trainer)
-            if "completion_ids" not in output:  # TRL says what is missing
+            check_rollouts(output)
+            if "completion_ids" not in output or limits == (None, None):  # TRL says what is missing
                 return output
             self._ended_by = [cut_by(mask, *limits) for mask in policy_masks(output)]
             return cut_rollouts(output, *limits)
 
-        if rollout_func is not None and limits != (None, None):
+        if rollout_func is not None:
             self.rollout_func = limited
         try:
             with _parsing_never_ends_a_run(self._tokenizer):
@@ -88,6 +96,9 @@ class EpisodeTrainer(GRPOTrainer):
         with self._guarded_tools() as guard, self._limit_of_episode() as limit:
             result = super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *rest)
         tool_mask, completions, completion_ids, logprobs, calls, failures, images = result
+        for i in range(len(completions)):
+            if not tool_mask[i][-1] and not images[i]:
+                _drop_last_answer(completions[i], completion_ids[i], tool_mask[i], logprobs[i] if logprobs else [])
         self._ended_by = [
             guard.ended.get(i) or self._limit_reached(limit, messages, ids, mask)
             for i, (messages, ids, mask) in enumerate(zip(completions, completion_ids, tool_mask, strict=True))
@@ -129,6 +140,16 @@ class EpisodeTrainer(GRPOTrainer):
             # too long for any episode: TRL then leaves it as it was before its tools were called
             return [self._tokenizer.pad_token_id] * (self.max_completion_length + 1)
         return super()._get_tool_suffix_ids(tool_messages)
+
+
+def _drop_last_answer(messages: list[dict], *per_token: list) -> None:
+    """Of a tool, which nobody reads: it fills the episode to its last token. (TRL drops those that are longer.)"""
+    _, policy, _ = per_token
+    end = len(policy) - policy[::-1].index(1)
+    for values in per_token:
+        del values[end:]
+    while messages[-1]["role"] == "tool":
+        messages.pop()
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Which tokens of a completion are the JSON of its actions, and whether it acts validly."""
 
 from bisect import bisect_left, bisect_right
-from functools import cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers.decoders import DecodeStream
 
 from ..rewards.json_schema import JsonSchemaReward
 from ..rewards.json_text import object_spans
@@ -78,28 +79,38 @@ def _runs(mask: list[int]) -> list[tuple[int, int]]:
 
 
 def _tokens_of(tokenizer: Any, ids: list[int], text: str, spans: list[tuple[int, int]]) -> list[int]:
-    """Which tokens hold a character of a span."""
+    """Which tokens hold a character of a span; of a character that several tokens make, each holds it."""
+    begins, ends = _offsets(tokenizer, ids, text)
+    first = 1 if not _decoded(tokenizer, ids[:1]) else 0  # the mark of a space that no text has
+    tokens: list[int] = []
+    for start, stop in spans:
+        tokens += range(max(bisect_right(ends, start), first), bisect_left(begins, stop))
+    return tokens
+
+
+def _offsets(tokenizer: Any, ids: list[int], text: str) -> tuple[list[int], list[int]]:
+    """Where in the text each token begins and ends; neither ever falls from one token to the next."""
     if tokenizer.is_fast and _INCOMPLETE not in text:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         if encoded["input_ids"] == ids:
-            return [
-                i
-                for i, (begin, end) in enumerate(encoded["offset_mapping"])
-                if any(begin < stop and end > start for start, stop in spans)
-            ]
+            begins, ends = map(list, zip(*encoded["offset_mapping"], strict=True))
+            return begins, ends
+    # A policy may choose other tokens for a text than the tokenizer would
+    lengths = _streamed_lengths(tokenizer, ids, text) or [
+        len(_decoded(tokenizer, ids[:count]).rstrip(_INCOMPLETE)) for count in range(len(ids) + 1)
+    ]
+    return lengths[:-1], [max(end, begin + 1) for begin, end in pairwise(lengths)]
 
-    # A policy may choose other tokens for a text than the tokenizer would. What the first tokens decode to only grows,
-    # so the edges of a span are searched for; of a character that several tokens make, each holds it.
-    @cache
-    def length(count: int) -> int:
-        return len(_decoded(tokenizer, ids[:count]).rstrip(_INCOMPLETE))
 
-    counts = range(len(ids) + 1)
-    tokens: list[int] = []
-    for start, stop in spans:
-        first = min(bisect_left(counts, start, key=length), bisect_right(counts, start, key=length) - 1)
-        tokens += range(first, bisect_left(counts, stop, key=length))
-    return tokens
+def _streamed_lengths(tokenizer: Any, ids: list[int], text: str) -> list[int] | None:
+    """Characters that the first 0, 1, ... tokens make, in one pass; None where that does not come to the text."""
+    if not tokenizer.is_fast:
+        return None
+    stream, said, lengths = DecodeStream(skip_special_tokens=False), "", [0]
+    for token in ids:
+        said += stream.step(tokenizer.backend_tokenizer, token) or ""
+        lengths.append(len(said))
+    return lengths if said == text.rstrip(_INCOMPLETE) else None
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

@@ -8,8 +8,8 @@ _CLIP = 0.2  # of the relative error, as in the paper
 class KLController:
     """`value` is the coefficient; with a target it grows while the KL is above and shrinks while it is below.
 
-    beta <- beta * (1 + clip(KL / target - 1, -0.2, 0.2) * completions / horizon), the log-space proportional controller
-    of https://huggingface.co/papers/1909.08593 (section 2.2).
+    beta <- beta * (1 + clip(KL / target - 1, -0.2, 0.2) * min(completions / horizon, 1)), the log-space proportional
+    controller of https://huggingface.co/papers/1909.08593 (section 2.2).
 
     Args:
         value: coefficient at the start.
@@ -25,7 +25,7 @@ class KLController:
         if self._target is None or kl != kl:
             return
         error = max(-_CLIP, min(_CLIP, kl / self._target - 1))
-        self.value *= 1 + error * completions / self._horizon
+        self.value *= 1 + error * min(completions / self._horizon, 1.0)  # a horizon below the batch: never negative
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value}

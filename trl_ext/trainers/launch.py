@@ -14,7 +14,8 @@ def train(trainer, **kwargs):
     `PPOMonitoringCallback(on_critical="stop")` does after a checkpoint is saved. Other trainers stop by `control`.
 
     Args:
-        kwargs: for `trainer.train`; those that are None are left out.
+        kwargs: for `trainer.train`; those that are None are left out. `resume_from_checkpoint` is a folder, or True
+            (also the word `true`) for the newest checkpoint in `output_dir` that was saved to its end.
     Returns:
         what `trainer.train` returns; None for stock PPO (always) and for a run that was stopped.
     Raises:
@@ -22,12 +23,12 @@ def train(trainer, **kwargs):
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     checkpoint = kwargs.get("resume_from_checkpoint")
+    if checkpoint is True or str(checkpoint).lower() == "true":
+        checkpoint = kwargs["resume_from_checkpoint"] = _newest_whole(trainer.args.output_dir)
     if isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
-        folder = trainer.args.output_dir
-        found = sorted(path.name for path in Path(folder).glob("checkpoint-*"))
         raise UserError(
-            f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {folder} has "
-            f"{', '.join(found) or 'none'}."
+            f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} has "
+            f"{', '.join(path.name for path in _checkpoints(trainer.args.output_dir)) or 'none'}."
         )
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
@@ -36,3 +37,16 @@ def train(trainer, **kwargs):
     except TrainingStopped as stopped:
         print(stopped)
         return None
+
+
+def _checkpoints(folder: str) -> list[Path]:
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _newest_whole(folder: str) -> str:
+    """`trainer_state.json` is what is saved last: without it a run was killed while it saved."""
+    whole = [path for path in _checkpoints(folder) if (path / "trainer_state.json").is_file()]
+    if not whole:
+        raise UserError(f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint.")
+    return str(whole[-1])

@@ -94,6 +94,7 @@ class PPOConfig(ReinforceLOOConfig):
     world_size: InitVar[int | None] = None  # accepted as stock does; `TrainingArguments` knows the number of processes
 
     def __post_init__(self, world_size: int | None):
+        self._check_types()
         self._take_stock_names()
         self._check_stock_options()
         super().__post_init__()

@@ -104,7 +104,7 @@ def move_reference(trainer: Any, tau: float) -> None:
     """reference <- tau * reference + (1 - tau) * policy."""
     policy = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
     for name, reference in reference_parameters(trainer).items():
-        own = policy[_trained_name(name) or name]
+        own = policy[name if trainer.ref_model is not None else _trained_name(name)]
         with _gathered([reference, own]):
             if tau == 0.0:
                 reference.copy_(own)
@@ -132,7 +132,13 @@ def add_reference_adapter(model: Any) -> None:
     It takes as much memory as the adapter's weights in float32, without gradients or optimizer states.
     """
     if REFERENCE_ADAPTER not in model.peft_config:
-        model.add_adapter(REFERENCE_ADAPTER, model.peft_config["default"])
+        try:
+            model.add_adapter(REFERENCE_ADAPTER, model.peft_config["default"])
+        except ValueError as error:  # such as LoraConfig(bias="all"), which changes the one base both stand on
+            raise UserError(
+                f"a reference that follows is a second adapter, which PEFT refuses here: {error} Set "
+                "reference='frozen', or bias='none' in the LoraConfig."
+            ) from error
     for name, parameter in model.named_parameters():
         if (trained := _trained_name(name)) is not None:
             parameter.data = model.get_parameter(trained).data.to(torch.float32, copy=True)

@@ -110,6 +110,7 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
     )
 
     def __post_init__(self):
+        self._check_types()
         self._check_options()
         self._check_batches()
         single = self.num_generations == 1
@@ -205,8 +206,13 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             "nothing with those: set invalid_json='drop' or 'penalise', or mask='json_actions'.",
         )
         require(
-            self.invalid_json_penalty >= 0,
-            f"invalid_json_penalty={self.invalid_json_penalty}: it is taken off the reward; set it to 0 or more.",
+            self.ema_decay < 1,
+            f"ema_decay={self.ema_decay}: the moving average would never learn: set it below 1, say to 0.95.",
+        )
+        require(
+            0 <= self.invalid_json_penalty < math.inf,
+            f"invalid_json_penalty={self.invalid_json_penalty}: it is taken off the reward; set it to a number, 0 or "
+            "more.",
         )
         require(self.kl_target is None or self.kl_target > 0, f"kl_target={self.kl_target}: must be above 0, or None.")
         require(
@@ -234,9 +240,9 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             "use_transformers_continuous_batching=False, or baseline='loo'.",
         )
         require(
-            not (self.kl_in_reward and self.sync_ref_model),
-            "sync_ref_model=True copies parameters by position, which a policy with a value function breaks: set "
-            "sync_ref_model=False, and reference='ema' or 'periodic'.",
+            not (self.sync_ref_model and (self.kl_in_reward or self.reference != "frozen")),
+            "sync_ref_model=True copies parameters by position, which a policy with a value function breaks, and which "
+            "reference='ema' and 'periodic' do by name: set sync_ref_model=False and one of these.",
         )
         require(
             self.multi_objective_aggregation == "sum_then_normalize",

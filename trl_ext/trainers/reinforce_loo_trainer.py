@@ -26,6 +26,7 @@ from ..functional import (
     scaled_by_group,
     token_log_probs,
 )
+from ..rewards.options import LARGEST
 from ..rewards.probing import is_probing
 from .baselines import GroupBaseline
 from .episodes import EpisodeTrainer
@@ -77,8 +78,9 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         args = args or ReinforceLOOConfig()
         if value_model is not None and args.baseline != "value":
             raise UserError(f"a value model is given, which baseline={args.baseline!r} has no use for: set 'value'.")
+        _check_adapter(model)
         self._scoring: Any = None  # while a batch is scored: what the base class computed on the way
-        self._last_forward: Any = None  # (per_token_logps, values) of the last forward outside scoring
+        self._last_forward: Any = None  # (per_token_logps, values, entropies) of the last one outside scoring
         peft = is_peft(model, kwargs.get("peft_config"))
         if ref_model is None and args.beta != 0.0 and not peft:
             ref_model = copy_of_policy(model)
@@ -182,7 +184,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             )
         forward = (result[0], torch.cat(values) if values else None)
         if scoring is None:
-            self._last_forward = forward
+            self._last_forward = (*forward, result[1])
         elif scoring["policy_next"]:
             scoring["policy_forward"], scoring["policy_next"] = forward, False
         return result
@@ -301,8 +303,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         return mask
 
     def _weighted(self, rewards_per_func: torch.Tensor) -> torch.Tensor:
-        # an infinite reward would leave no weight finite: it is none, as NaN is
-        rewards_per_func = rewards_per_func.masked_fill(rewards_per_func.isinf(), torch.nan)
+        # an infinite reward, or one whose square is, would leave no weight finite: it is none, as NaN is
+        rewards_per_func = rewards_per_func.masked_fill(rewards_per_func.abs() > LARGEST, torch.nan)
         scores = (rewards_per_func * self.reward_weights.to(rewards_per_func.device)).nansum(1)
         return scores.masked_fill(rewards_per_func.isnan().all(1), torch.nan)  # unscorable, as in the base class
 
@@ -385,14 +387,17 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         if args.entropy_decay != 1.0:  # from the step alone: a resumed run and every process have the same
             step = self.state.global_step
             self.entropy_coef = decayed(args.entropy_coef, args.entropy_decay, args.min_entropy_coef, step)
+        bonus = self._entropy_coef_that_applies()  # the base class changes it at the end of a step
         loss = super()._compute_loss(model, inputs)
-        (with_gradient, values), self._last_forward = self._last_forward, None
+        (with_gradient, values, entropies), self._last_forward = self._last_forward, None
         per_token_logps, mask = with_gradient.detach(), inputs["completion_mask"] * inputs["tool_mask"]
         log_ratio = (per_token_logps - inputs.get("old_per_token_logps", per_token_logps)) * mask
         advantages = inputs["advantages"].view(len(mask), -1)
         ratio, epsilon = log_ratio.exp(), (self.epsilon_low, self.epsilon_high)
         clipped = torch.where(advantages > 0, ratio > 1 + epsilon[1], (ratio < 1 - epsilon[0]) & (advantages < 0))
         accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1
+        if bonus and self.accelerator.num_processes > 1:
+            loss = loss - bonus * self._to_global_mean(entropies, mask) / accumulation
         one = torch.ones(1, device=loss.device)
         means = {
             "loss/policy_avg": (loss.detach().reshape(1) * accumulation, one),
@@ -402,6 +407,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         }
         if args.beta != 0 and not args.kl_in_reward and self.beta == 0:  # the base class has k3 alone
             kl = kl_estimate(with_gradient, inputs["ref_per_token_logps"], args.kl_estimator)
+            if args.use_bias_correction_kl:  # as the base class's k3; detached, since k2's gradient is that of the KL
+                kl = kl * ratio
             loss = loss + self._kl.value * self._aggregated(kl, mask, inputs, accumulation)
             means["kl"] = (kl.detach(), mask)
         if args.baseline == "value":
@@ -416,6 +423,23 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         for name, value in zip(means, global_means(self.accelerator, list(means.values())), strict=True):
             self._metrics[mode][name].append(value)
         return loss
+
+    def _entropy_coef_that_applies(self) -> float:
+        if not self._entropy_bonus_enabled:
+            return 0.0
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
+            return 0.0
+        return self.entropy_coef
+
+    def _to_global_mean(self, entropies: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """What makes the base class's entropy bonus, a mean over the tokens of a process, that over those of all: two
+        processes take the step of one."""
+        if self.top_entropy_quantile < 1.0:
+            mask = mask * self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+        count = mask.sum()
+        total = self.accelerator.gather(count).sum() / self.accelerator.num_processes
+        weight = 1 / total.clamp(min=1e-9) - 1 / count.clamp(min=1.0)
+        return (entropies * mask).sum() * torch.where(count > 0, weight, 0.0)
 
     def _aggregated(self, per_token: torch.Tensor, mask: torch.Tensor, inputs: dict, accumulation: int) -> torch.Tensor:
         """As the base class does with the policy's terms, so that coefficients weigh like with like and two processes
@@ -463,14 +487,17 @@ class ReinforceLOOTrainer(EpisodeTrainer):
     # Checkpoints ----------------------------------------------------------------------------------
 
     def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
+        """First what the base class does not know: a run that is killed before `trainer_state.json` is written still
+        has the checkpoint before, which only then may go."""
         folder = os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.args.reference != "frozen":
             save_reference(self, folder)
         if self.args.should_save:
             state = {"baseline": self._baseline.state_dict(), "kl": self._kl.state_dict()}
+            os.makedirs(folder, exist_ok=True)
             with open(os.path.join(folder, STATE_FILE), "w", encoding="utf-8") as file:
                 json.dump(state, file)
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -479,12 +506,19 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         if self.args.reference != "frozen":
             load_reference(self, checkpoint)
         path = os.path.join(checkpoint, STATE_FILE)
-        if os.path.exists(path):
+        if not os.path.exists(path) and self.args.kl_target is None and self.args.baseline != "ema":
+            return  # a checkpoint of another trainer will do
+        try:
             with open(path, encoding="utf-8") as file:
                 state = json.load(file)
             self._baseline.load_state_dict(state["baseline"])
             self._kl.load_state_dict(state["kl"])
-            self._set_beta(scoring=False)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"kl_target and baseline='ema' cannot be resumed without a sound {path}: resume from another "
+                "checkpoint, or begin anew from the model in it (model_name_or_path)"
+            ) from error
+        self._set_beta(scoring=False)
 
     def _save(self, output_dir=None, state_dict=None):
         if self.args.baseline != "value":
@@ -516,6 +550,15 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         self._load_adapter_that_trains(resume_from_checkpoint)
         if self.args.baseline == "value":
             self._value_function.load_state_dict(load_file(os.path.join(resume_from_checkpoint, VALUE_FILE)))
+
+
+def _check_adapter(model: Any) -> None:
+    adapters = getattr(model, "peft_config", None)
+    if adapters and "default" not in adapters:
+        raise UserError(
+            f"the adapter that trains must be called 'default', not {', '.join(map(repr, adapters))}: load it with "
+            "adapter_name='default'."
+        )
 
 
 def _numbers(turn_rewards: Any) -> list[float]:

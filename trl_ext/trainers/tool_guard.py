@@ -15,6 +15,7 @@ from ..rewards.time_limit import TimeLimitError, call_within
 
 logger = logging.getLogger(__name__)
 REASONS = ("raised", "timed_out", "too_long")
+_GRACE = 1.0  # seconds that a coroutine has to end when it is cancelled
 _SHOWN = 300  # characters of a tool's message in the log
 
 
@@ -81,7 +82,7 @@ class ToolGuard:
                 if episode in self.ended:
                     return EpisodeEnd()
                 try:
-                    return await self._within(self._contained(tool, arguments))
+                    return await self._within(tool, arguments)
                 except BaseException as error:  # the tool's own: nobody cancels TRL's loop
                     return self._failed(episode, name, error)
 
@@ -132,20 +133,25 @@ class ToolGuard:
 
     # Coroutines run in a loop of their own, beside TRL's: one that is late is left behind with its thread ---------
 
-    async def _contained(self, tool: Callable, arguments: dict) -> tuple[Any, BaseException | None]:
+    async def _contained(self, tool: Callable, arguments: dict, ended: Future) -> tuple[Any, BaseException | None]:
         try:
             return self._checked(await tool(**arguments)), None
         except BaseException as error:  # SystemExit would end the thread of the loop, CancelledError look like ours
             return None, error
+        finally:
+            ended.set_result(None)
 
-    async def _within(self, coroutine: Any) -> Any:
+    async def _within(self, tool: Callable, arguments: dict) -> Any:
         if self._loop is None:
             self._loop = _Loop()
-        loop = self._loop
+        loop, ended = self._loop, Future[None]()
         try:
-            answer, error = await asyncio.wait_for(loop.start(coroutine), self.timeout)
+            answer, error = await asyncio.wait_for(loop.start(self._contained(tool, arguments, ended)), self.timeout)
         except TimeoutError:
-            if self._loop is loop:  # it may block, or swallow that it is cancelled and block later: no new call there
+            await asyncio.wait([asyncio.wrap_future(ended)], timeout=_GRACE)
+            # What blocks, or swallows that it is cancelled, may do so later: no new call there. Else the loop stays,
+            # since what tools keep (a session, a semaphore) is bound to it.
+            if not ended.done() and self._loop is loop:
                 self._loop = None
             raise TimeLimitError(f"took longer than {self.timeout:g} s") from None
         finally:
