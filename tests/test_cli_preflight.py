@@ -198,11 +198,11 @@ def answers(monkeypatch, *given):
 def test_the_guide_asks_checks_mends_and_writes_the_yaml(tmp_path, monkeypatch, capsys):
     path = tmp_path / "walk.yaml"
     left = answers(
-        monkeypatch, "reinforce_loo", "", "", "sentiment length", "24", str(tmp_path / "run"),
+        monkeypatch, "reinforce_loo", "", "", "sentiment length", "abc", "0", "24", str(tmp_path / "run"),
         "learning_rat 1e-4", "learning_rate fast", "per_device_train_batch_size 16", "", str(path),
     )  # fmt: skip
     monkeypatch.setattr("trl_ext.preflight.guide.TINY_RATE", 5.0)  # what the walk must find
-    left.insert(9, "learning_rate 1e-4")
+    left.insert(11, "learning_rate 1e-4")
     code, said = called(capsys, "--guide", "--quick")
     assert code == 0, said.out
     assert "✗ learning_rate" in said.out and "no option 'learning_rat'" in said.out
@@ -220,6 +220,15 @@ def test_the_guide_never_replaces_a_file_unasked(tmp_path, monkeypatch, capsys):
     code, said = called(capsys, "--guide", "--quick")
     assert "nothing written" in said.out and path.read_text() == "kept: true\n"
     assert code == 0
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
+    def pressed(prompt=""):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "input", pressed)
+    code, said = called(capsys, "--guide")
+    assert code == 130 and "Traceback" not in said.err
 
 
 def test_answers_that_end_are_one_line(monkeypatch, capsys):

@@ -368,6 +368,51 @@ def constant(completions, **_):
     return [1.0] * len(completions)
 
 
+def test_padding_that_a_policy_attends_to_is_found(tmp_path):
+    trainer = injured(loo(tmp_path), lambda output: output.update(prompt_mask=torch.ones_like(output["prompt_mask"])))
+    found = looked_at(trainer, "masks")["prompt"]
+    assert found.status == FAIL and "is attended to" in found.message
+
+
+def test_a_template_that_does_not_write_the_messages_is_found(tmp_path):
+    trainer = agent(tmp_path, lambda text: "{}")
+    trainer.chat_template = trainer._tokenizer.chat_template = "{{ 'always the same' }}"
+    found = looked_at(trainer, "tokenizer")["chat_template"]
+    assert found.status == FAIL and "different prompts become the same tokens" in found.message
+
+
+def test_completions_of_ppo_that_nothing_ends_are_found(tmp_path):
+    found = looked_at(ppo(tmp_path, stop_token=None), "tokenizer")["eos"]
+    assert found.status == FAIL and "stop_token: eos" in found.advice
+
+
+@pytest.mark.parametrize("build", [sft, reward, dpo])
+def test_a_supervised_loss_of_the_wrong_sign_is_found(build, tmp_path):
+    trainer = build(tmp_path)
+    assert looked_at(trainer, "gradient")["direction"].status == PASS
+    original = trainer.compute_loss
+    trainer.compute_loss = lambda *args, **kwargs: -original(*args, **kwargs)
+    found = looked_at(trainer, "gradient")["direction"]
+    assert found.status == FAIL and "wrong sign" in found.advice
+
+
+def test_a_rate_that_is_lost_in_16_bits_is_found(tmp_path):
+    def rounding(dtype, rate):
+        return looked_at(loo(tmp_path, model=policy().to(dtype), learning_rate=rate, beta=0.0), "options")["rounding"]
+
+    assert rounding(torch.bfloat16, 1e-6).status == WARN
+    assert rounding(torch.bfloat16, 1e-3).status == PASS == rounding(torch.float32, 1e-6).status
+
+
+def test_dpo_without_beta_is_found(tmp_path):
+    assert looked_at(dpo(tmp_path, beta=0.0), "options")["beta"].status == FAIL
+
+
+def test_empty_texts_are_found_behind_the_tokens_that_end_them(tmp_path):
+    empty = sft(tmp_path, texts=["", "a text", "another"] * 20)
+    assert looked_at(empty, "dataset")["empty"].status == FAIL
+
+
 def test_rewards_without_spread_are_found(tmp_path):
     found = looked_at(loo(tmp_path, rewards=constant), "advantages", "rewards", "mini_run")
     assert found["groups"].status == FAIL and found["groups"].numbers["zero_variance_share"] == 1.0
@@ -475,8 +520,11 @@ def test_an_exception_of_a_reward_function_is_a_failure_and_the_rest_goes_on(tmp
     trainer.remove_callback(PrinterCallback)
     report = preflight(trainer, quick=True)
     assert report.failed
-    assert {c.family for c in report.checks if c.name == "error"} >= {"advantages", "mini_run"}
-    assert report.find("rows").status == PASS
+    errors = {c.family: c for c in report.checks if c.name == "error"}
+    assert errors.keys() >= {"advantages", "mini_run"} and report.find("rows").status == PASS
+    (told,) = [c for c in errors.values() if c.status == FAIL]  # once, with the place
+    assert "KeyError: 'answer' (in broken, " in told.message
+    assert {c.message for c in errors.values() if c.status == SKIP} == {f"needs what failed in {told.family}"}
 
 
 # Gradient ----------------------------------------------------------------------------------------------------------

@@ -167,6 +167,11 @@ def written(prompts, trainer):
     return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
 
+def ended(prompts, trainer):
+    output = written(prompts, trainer)
+    return output | {"completion_ids": [[*ids, trainer._tokenizer.eos_token_id] for ids in output["completion_ids"]]}
+
+
 def by_place(completions, **_):
     return [float(i % 4) for i in range(len(completions))]
 
@@ -188,6 +193,16 @@ def test_only_actions_learn(tmp_path):
     assert metrics["actions/token_ratio"] == pytest.approx(16 / sum(map(len, WRITTEN)))
     before = torch.tensor([0.0, 1, 2, 3]).repeat(4)
     torch.testing.assert_close(output["advantages"], before - (6 - before) / 3)
+
+
+def test_ends_are_counted_whether_they_learn_or_not(tmp_path):
+    counts = []
+    for mask in ("completion", "json_actions"):
+        trainer = loo_trainer(tmp_path, beta=0.05, max_completion_length=20, dataset=prompts(), mask=mask,
+                              trainer={"rollout_func": ended})  # fmt: skip
+        scored(trainer)
+        counts.append(trainer._metrics["train"]["val/num_eos_tokens"])
+    assert counts == [[16], [16]]
 
 
 def test_the_gradient_is_that_of_the_actions_tokens_alone(tmp_path):

@@ -18,7 +18,7 @@ from trl_ext.errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns the exit code: 0, 1 for a failed check of `preflight`, 2 for wrong input, 3 for alerts
-    that `--fail-on` names."""
+    that `--fail-on` names, 130 for Ctrl-C."""
     parser = _parser()
     options, words = parser.parse_known_args(arguments)
     options.words = words
@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = options.run(options)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
     except UserError as error:
         return complain(str(error))
     except BrokenPipeError:  # `| head` has seen enough; Python would complain again when it closes the stream

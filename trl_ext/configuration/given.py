@@ -29,12 +29,12 @@ def computed_options(config: Any) -> list[str]:
     return getattr(config, _COMPUTED, [])
 
 
-def set_since(config: Any) -> bool:
-    """Whether an option was set on the object since it was made, or since a trainer computed options of it."""
+def names_set_since(config: Any) -> list[str]:
+    """Options that were set on the object since it was made, or since a trainer computed options of it."""
     if not hasattr(config, _MADE):
-        return False
+        return []
     made, now = getattr(config, _MADE), plain_options(config)
-    return any(name not in made or not same(value, made[name]) for name, value in now.items())
+    return [name for name, value in now.items() if name not in made or not same(value, made[name])]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import UserError
-from .given import computed_options, given_options, set_since
+from .given import computed_options, given_options, names_set_since
 from .plain import plain, plain_defaults, plain_options, same
 from .values import describe, fit
 
@@ -41,7 +41,7 @@ def options_given(config: Any) -> dict[str, Any]:
                 ) from None
     options = {name: value for name, value in given.items() if name not in defaults or not same(value, defaults[name])}
     # What is computed of what was set has stayed as it was; what a trainer computed is nothing that is made again
-    if set_since(config) and not _makes_equal(config, options, computed_options(config)):
+    if names_set_since(config) and not _makes_equal(config, options, computed_options(config)):
         options = _worked_out(config, plain_defaults(type(config)))
     return options
 
@@ -90,10 +90,12 @@ def _worked_out(config: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         shorter = {name: value for name, value in differ.items() if name not in computed}
         if _makes_equal(config, shorter):
             return shorter
+    since = ", ".join(names_set_since(config))
     raise UserError(
-        f"this {type(config).__name__} cannot be made again from its options, so it cannot be written: write it as it "
-        "is made, before a trainer or a script changes it"
-    )
+        f"this {type(config).__name__} cannot be made again from its options, so it cannot be written: "
+        + (f"give {since} when it is made, since other options are computed of it" if since else
+           "write it as it is made, before a trainer or a script changes it")
+    )  # fmt: skip
 
 
 def _quiet(kind: type, options: Mapping[str, Any]) -> Any:

@@ -139,6 +139,8 @@ def _write(text: str, path: str | os.PathLike[str] | None, overwrite: bool) -> s
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"cannot write {path}: an option holds half of a surrogate pair, which is no text") from error
     finally:
         temporary.unlink(missing_ok=True)
     return text

@@ -176,7 +176,7 @@ def _truncated(subject: Subject) -> Check:
         if getattr(subject.args, "mask_truncated_completions", False):
             status, advice = Status.FAIL, advice + "with mask_truncated_completions=True nearly nothing learns."
         else:
-            advice += f"loss_type={getattr(subject.args, 'loss_type', '')!r} learns from texts without an end."
+            advice += "until then it learns from texts without an end."
     lengths = [len(row) for row in ids]
     return Check(
         FAMILY, "truncated", status,

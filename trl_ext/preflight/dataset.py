@@ -32,7 +32,7 @@ def dataset(subject: Subject) -> Iterator[Check]:
         yield Check(FAMILY, "texts", Status.SKIP, f"no column of texts among {', '.join(rows.column_names)}")
         return
     whole = ["\n".join(parts) for parts in zip(*texts, strict=True)]
-    yield _empty(whole)
+    yield _empty(_without_blank(subject, rows) or whole)
     yield _twice(whole)
     if subject.kind in ("sft", "reward", "dpo"):
         yield _cut_off(subject, rows)
@@ -50,6 +50,13 @@ def text_of(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(str(part.get("content", "")) if isinstance(part, dict) else str(part) for part in value)
     return str(value)
+
+
+def _without_blank(subject: Subject, rows: Any) -> list[str]:
+    """Of a tokenised dataset, a text a row: empty where one of its texts has no token but those that end it."""
+    special = set(subject.tokenizer.all_special_ids)
+    columns = [name for name in _ids(rows) if name != "prompt_ids"]
+    return ["" if any(set(row[name]) <= special for name in columns) else "a text" for row in rows] if columns else []
 
 
 def _enough(subject: Subject, count: int) -> Check:

@@ -1,7 +1,7 @@
 """Whether a positive advantage raises the log-probability of what was said, and every weight that trains learns."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -196,9 +196,53 @@ def _lowers(subject: Subject, backward: Backward) -> Check:
         with subject.evaluating():
             return float(subject.trainer.compute_loss(subject.trainer.model, subject.batch))
 
-    before = loss()
-    asked, came = _step(subject, backward.parameters, lambda: before - loss(), 1.0, (0.01, 0.1, 1.0))
+    before, steps = loss(), (0.01, 0.1, 1.0)
+    wanted = wanted_of(subject)
+    if wanted is not None:
+        start = wanted[1]()
+        _, rises = _step(subject, backward.parameters, lambda: wanted[1]() - start, 1.0, steps)
+        if not rises > 0:
+            return Check(FAMILY, "direction", Status.FAIL, f"a step along the gradient lowers {wanted[0]} by "
+                         f"{-rises:.3g}", {"came": rises}, "The loss has the wrong sign, or learns from other labels "
+                         "than those of the data: look at what overrides it.")  # fmt: skip
+    asked, came = _step(subject, backward.parameters, lambda: before - loss(), 1.0, steps)
     return _moved("a step along the gradient", "the loss of its batch", asked, came, "lowers")
+
+
+def wanted_of(subject: Subject) -> tuple[str, Callable[[], float]] | None:
+    """What learning must raise, in words and by a forward of its own, whatever the trainer's loss says; None where the
+    batch has another form than TRL's for texts."""
+    batch, policy = subject.batch, subject.policy
+    inputs = {k: batch[k] for k in ("input_ids", "attention_mask", "position_ids") if k in batch}
+    if "pixel_values" in batch or "input_ids" not in inputs:
+        return None
+
+    def logps(mask: torch.Tensor) -> torch.Tensor:
+        logits = policy(**inputs).logits[:, :-1].float().log_softmax(-1)
+        said = logits.gather(-1, inputs["input_ids"][:, 1:].unsqueeze(-1)).squeeze(-1)
+        return (said * mask[:, 1:]).sum(1)
+
+    def margin(values: torch.Tensor) -> float:
+        chosen, rejected = values.chunk(2)
+        return float((chosen - rejected).mean())
+
+    def measured(value: Callable[[], float]) -> Callable[[], float]:
+        def measure() -> float:
+            with subject.evaluating():
+                return value()
+
+        return measure
+
+    if subject.kind == "sft" and "labels" in batch:
+        learned = batch["labels"] != -100
+        return "the log-probability of the labels", measured(lambda: float(logps(learned).mean()))
+    if subject.kind == "reward" and len(inputs["input_ids"]) % 2 == 0:
+        return "the reward of what was chosen over what was rejected", measured(
+            lambda: margin(policy(**inputs).logits.squeeze(-1))
+        )
+    if subject.kind == "dpo" and "completion_mask" in batch and len(inputs["input_ids"]) % 2 == 0:
+        return "what was chosen over what was rejected", measured(lambda: margin(logps(batch["completion_mask"])))
+    return None
 
 
 def _step(subject: Subject, parameters: dict, measure: Any, scale: float, steps: tuple = STEPS) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.prompt import Confirm, Prompt
+from rich.prompt import Confirm, IntPrompt, Prompt
 
 from trl_ext import tiny
 from trl_ext.configuration.values import describe, fit
@@ -55,7 +55,7 @@ def _ask(console: Console) -> dict[str, Any]:
     column = "prompt" if dataset == REVIEWS else Prompt.ask("Its column", default="prompt", console=console)
     console.print(f"Reward functions by name: {', '.join(REWARDS)}; or my_module.function, file.py:function, a model")
     rewards = Prompt.ask("Rewards, apart by spaces", default="sentiment", console=console).split()
-    tokens = Prompt.ask("Longest completion, in tokens", default="24" if embedded else "512", console=console)
+    tokens = _whole("Longest completion, in tokens", 24 if embedded else 512, console)
     folder = Prompt.ask("Folder of the run", default=f"runs/{trainer}", console=console)
     options: dict[str, Any] = {
         "trainer": trainer, "model_name_or_path": model, "dtype": "float32" if embedded else "bfloat16",
@@ -63,7 +63,7 @@ def _ask(console: Console) -> dict[str, Any]:
         "learning_rate": TINY_RATE if embedded else ADAPTER_RATE if adapter else FULL_RATE,
         "per_device_train_batch_size": 64 if embedded else 8, "logging_steps": 1, "report_to": "none",
     }  # fmt: skip
-    options |= {"response_length" if trainer == "ppo" else "max_completion_length": _whole(tokens)}
+    options |= {"response_length" if trainer == "ppo" else "max_completion_length": tokens}
     options |= (
         {"total_episodes": 8320, "stop_token": "eos"} if trainer == "ppo" else {"max_steps": 160, "num_generations": 8}
     )
@@ -72,10 +72,10 @@ def _ask(console: Console) -> dict[str, Any]:
     return options
 
 
-def _whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"a number of tokens is needed, not {text!r}")
-    return int(text)
+def _whole(question: str, default: int, console: Console) -> int:
+    while (answer := IntPrompt.ask(question, default=default, console=console)) < 1:
+        console.print("1 or more")
+    return answer
 
 
 def _check(options: dict[str, Any], quick: bool, console: Console) -> Report:
@@ -147,7 +147,8 @@ def _write(options: dict[str, Any], report: Report, console: Console) -> None:
     kept = {name: value for name, value in options.items() if name != "trainer"}
     heading = f"# Written by trl-ext preflight --guide, for the trainer {trainer}\n"
     path.write_text(heading + dump_yaml(kept), encoding="utf-8")
-    console.print(f"written: {path}\n  trl-ext preflight --config {path}")
-    recipe = {"reinforce_loo": "reinforce_loo", "ppo": "ppo"}.get(trainer)
-    if recipe:
-        console.print(f"  accelerate launch recipes/{recipe}.py --config {path}")
+    console.print(f"written: {path}\n  trl-ext preflight --trainer {trainer} --config {path}")
+    if trainer in ("reinforce_loo", "ppo"):
+        console.print(f"  accelerate launch recipes/{trainer}.py --config {path}")
+    else:  # TRL's own command line
+        console.print(f"  a script of yours with trl.{trainer.upper()}Trainer takes these options")

@@ -39,14 +39,20 @@ def _padding(subject: Subject) -> Check:
     hidden = output["prompt_ids"][~mask]
     only_padding = bool((hidden == subject.tokenizer.pad_token_id).all())
     empty = int((mask.sum(1) == 0).sum())
-    fine = right and no_holes and only_padding
-    numbers = {"padded_share": 1.0 - mask.float().mean().item(), "rows_without_prompt": empty}
+    pad = subject.tokenizer.pad_token_id
+    begins = output["prompt_ids"][torch.arange(len(mask)), mask.int().argmax(1)]
+    attended = share((begins == pad).tolist()) if pad != subject.tokenizer.bos_token_id else 0.0
+    fine = right and no_holes and only_padding and not attended
+    numbers = {"padded_share": 1.0 - mask.float().mean().item(), "rows_without_prompt": empty,
+               "attended_share": attended}  # fmt: skip
     if fine:
         return Check(FAMILY, "prompt", Status.PASS, "prompts are padded on the left and nothing but padding is masked "
                      f"({numbers['padded_share']:.0%} of their places)", numbers)  # fmt: skip
     what = (
         f"{empty} prompts have no tokens" if empty else "prompts do not end where completions begin" if not right
-        else "prompts are masked in the middle" if not no_holes else "tokens that are no padding are masked in prompts"
+        else "prompts are masked in the middle" if not no_holes
+        else f"padding before {attended:.0%} of the prompts is attended to" if attended
+        else "tokens that are no padding are masked in prompts"
     )  # fmt: skip
     return Check(FAMILY, "prompt", Status.FAIL, what, numbers,
                  "Look at the tokenizer's padding_side ('left' where a policy samples), at empty prompts, and at who "

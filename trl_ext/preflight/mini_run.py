@@ -53,7 +53,11 @@ def mini_run(subject: Subject) -> Iterator[Check]:
         with _short(subject, steps, folder, [clock, monitor]):
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            subject.trainer.train()
+            try:
+                subject.trainer.train()
+            except BaseException:
+                monitor._run.finish(completed=False)  # as it would at exit, when its folder is gone
+                raise
         yield _went(subject, clock)
         yield _watched(monitor)
     yield _moved(weights, _sketch(subject))

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from trl_ext.configuration.derived import processes_of
 
 from .check import Check, Status, above
@@ -21,6 +23,9 @@ def options(subject: Subject) -> Iterator[Check]:
         yield _adapter_dropout(subject)
     if subject.kind == "rl":
         yield _loss(subject)
+    if subject.kind == "dpo":
+        yield _beta(subject)
+    yield _rounding(subject)
 
 
 def _steps(subject: Subject) -> Check:
@@ -94,6 +99,34 @@ def _adapter_dropout(subject: Subject) -> Check:
     status = Status.WARN if most > 0.05 else Status.PASS  # ModelConfig's default is 0.05
     return Check(FAMILY, "adapter_dropout", status, f"lora_dropout {most:g}", {"lora_dropout": most},
                  "" if status == Status.PASS else "Set lora_dropout=0.0: ratios and KL become noise.")  # fmt: skip
+
+
+def _beta(subject: Subject) -> Check:
+    beta = float(subject.args.beta)
+    return Check(FAMILY, "beta", Status.PASS if beta else Status.FAIL, f"beta {beta:g}", {"beta": beta},
+                 "" if beta else "The loss is ln 2 whatever the policy says, and nothing learns: set beta, say to 0.1."
+                 )  # fmt: skip
+
+
+def _rounding(subject: Subject) -> Check:
+    """A step of Adam is about as large as the learning rate, whatever the gradient."""
+    rate, lost, seen = float(subject.args.learning_rate), 0, 0
+    for parameter in subject.policy.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            flat = parameter.detach().flatten()
+            sizes = flat[:: max(flat.numel() // 1024, 1)].float().abs()
+            lost += int((sizes * torch.finfo(parameter.dtype).eps / 4 > rate).sum())
+            seen += sizes.numel()
+    if not seen:
+        return Check(FAMILY, "rounding", Status.PASS, "weights that train are held in 32 bits", {"lost_share": 0.0})
+    part = lost / seen
+    status = Status.WARN if part > 0.5 else Status.PASS
+    return Check(
+        FAMILY, "rounding", status, f"weights train in 16 bits: a step of {rate:g} is lost to rounding for {part:.0%}",
+        {"lost_share": part},
+        "" if status == Status.PASS else "Load the weights in float32 (dtype: float32) and compute with bf16=True, or "
+        "train an adapter.",
+    )  # fmt: skip
 
 
 def _loss(subject: Subject) -> Check:

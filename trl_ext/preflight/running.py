@@ -1,9 +1,11 @@
 """All checks, in an order in which each may rest on those before it."""
 
 import os
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from .sample import Sample, sample
 from .subject import Subject
 from .tokens import tokens
 
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 Family = Callable[[Subject], Iterator[Check]]
 CHECKS: dict[str, Family] = {
     "options": options,
@@ -65,10 +69,11 @@ def preflight(
     wanted = [name for name in FAMILIES if families is None or name in set(families)]
     checks: list[Check] = []
     seconds: dict[str, float] = {}
+    raised: dict[str, str] = {}
     shown: Sample = ()
     for name in wanted:
         start = time.monotonic()
-        found = list(_guarded(name, subject))
+        found = list(_guarded(name, subject, raised))
         if name == "masks" and not any(check.name == "error" for check in found):
             shown = sample(subject)
         seconds[name] = time.monotonic() - start
@@ -80,8 +85,9 @@ def preflight(
     return Report(subject.name, tuple(checks), seconds, shown)
 
 
-def _guarded(name: str, subject: Subject) -> Iterator[Check]:
-    """What a family raises would end the run as well: it is a failure of that family, and the others go on."""
+def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Check]:
+    """What a family raises would end the run as well: it is a failure of that family, and the others go on. Families
+    that need the same fail with the same: `raised` tells which was the first, message -> family."""
     try:
         yield from CHECKS[name](subject)
     except torch.cuda.OutOfMemoryError as error:
@@ -91,8 +97,22 @@ def _guarded(name: str, subject: Subject) -> Iterator[Check]:
     except Exception as error:
         if os.environ.get(TRACEBACK) == "1":
             traceback.print_exc()
-        yield Check(name, "error", Status.FAIL, f"{type(error).__name__}: {_first_line(error)}", {},
+        message = f"{type(error).__name__}: {_first_line(error)}{_place(error)}"
+        first = raised.setdefault(message, name)
+        if first != name:
+            yield Check(name, "error", Status.SKIP, f"needs what failed in {first}")
+            return
+        yield Check(name, "error", Status.FAIL, message, {},
                     f"The run would end with it as well; {TRACEBACK}=1 shows where.")  # fmt: skip
+
+
+def _place(error: BaseException) -> str:
+    """Where the last line of the user's own code is on the way to it, such as in a reward function."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__)
+           if "site-packages" not in frame.filename and not frame.filename.startswith(PACKAGE)
+           and "importlib" not in frame.filename and os.path.isfile(frame.filename)]  # fmt: skip
+    own = [frame for frame in own if not frame.filename.startswith(STANDARD_LIBRARY)]
+    return f" (in {own[-1].name}, {own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _first_line(error: BaseException) -> str:

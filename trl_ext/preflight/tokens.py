@@ -104,7 +104,9 @@ def _eos(subject: Subject) -> Check:
     known = [i for i in subject.eos_ids if i is not None]
     numbers: dict[str, Any] = {"of_training": ", ".join(map(str, known)), "of_model": ", ".join(map(str, model_ids))}
     if not known:
+        unset = getattr(subject.args, "stop_token", "") is None and getattr(subject.args, "stop_token_id", 0) is None
         return Check(FAMILY, "eos", Status.FAIL, "no token ends a text", numbers,
+                     "Set stop_token: eos. As in stock PPO nothing ends a completion without it." if unset else
                      "Set tokenizer.eos_token: a policy without one writes to the limit of tokens.")  # fmt: skip
     if model_ids and not set(known) & set(model_ids):
         return Check(FAMILY, "eos", Status.FAIL, f"training ends texts with {numbers['of_training']}, the model with "
@@ -129,4 +131,11 @@ def _template(subject: Subject) -> Check:
                      "Set chat_template_path, or take the tokenizer of the chat model.")  # fmt: skip
     if not conversational:
         return Check(FAMILY, "chat_template", Status.PASS, "the data is plain text: no chat template is applied")
+    if subject.kind == "rl" and len(subject.rollouts.prompts) > 1:
+        given = len({str(prompt) for prompt in subject.rollouts.prompts})
+        rendered = len(set(map(tuple, _prompts_in_tokens(subject))))
+        if rendered < given and rendered == 1:
+            return Check(FAMILY, "chat_template", Status.FAIL, f"{given} different prompts become the same tokens",
+                         {"prompts": given, "rendered": rendered}, "The chat template does not write the messages: "
+                         "look at tokenizer.apply_chat_template(prompt, tokenize=False).")  # fmt: skip
     return Check(FAMILY, "chat_template", Status.PASS, "the data is messages, and the tokenizer has a chat template")

@@ -6,6 +6,10 @@ from trl import GRPOConfig
 from ..configuration.values import describe, fit
 from ..errors import UserError
 
+_NUMBERS = (  # of TRL's options, those that are compared here
+    "epsilon", "beta", "entropy_coef", "learning_rate", "max_grad_norm", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "max_completion_length", "top_p", "temperature", "num_generations",
+)  # fmt: skip
 LONGEST_TIMEOUT = 1e6  # seconds; timers take no more than some such number
 
 
@@ -51,9 +55,9 @@ class EpisodeConfig(GRPOConfig):
         super().__post_init__()
 
     def _check_types(self):
-        """Of the options that are not TRL's. A word that spells a number becomes it, as in YAML."""
+        """Of the options that are not TRL's, and of some that are. A word that spells a number becomes it."""
         hints, theirs = get_type_hints(type(self)), {each.name for each in fields(GRPOConfig)}
-        for name in (each.name for each in fields(self) if each.name not in theirs):
+        for name in (each.name for each in fields(self) if each.name not in theirs or each.name in _NUMBERS):
             named = any(get_origin(each) is Literal for each in (hints[name], *get_args(hints[name])))
             if not named:  # choices have messages of their own
                 try:

@@ -264,7 +264,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             advantages = self._group_advantages(inputs, rewards, mode)[local]
         output["advantages"] = self._finish_advantages(advantages, mask, mode)
         if per_token_logps is not None:
-            self._log_rollouts(mode, output, per_token_logps, mask)
+            self._log_rollouts(mode, output, per_token_logps, mask, own)
         return output
 
     def _judge_actions(self, scores: torch.Tensor, output: dict, own: torch.Tensor, mode: str) -> torch.Tensor:
@@ -473,9 +473,11 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         self._metrics[mode]["objective/scores"].append(scores.nanmean().item())
         self._metrics[mode]["objective/rlhf_reward"].append(rewards.nanmean().item())
 
-    def _log_rollouts(self, mode: str, output: dict, per_token_logps: torch.Tensor, mask: torch.Tensor):
+    def _log_rollouts(
+        self, mode: str, output: dict, per_token_logps: torch.Tensor, mask: torch.Tensor, own: torch.Tensor
+    ):
         eos = torch.tensor(self._eos_ids(), dtype=torch.long, device=mask.device)
-        count = (torch.isin(output["completion_ids"], eos) & mask.bool()).sum()
+        count = (torch.isin(output["completion_ids"], eos) & own.bool()).sum()  # whether it learns or not
         self._metrics[mode]["val/num_eos_tokens"].append(self.accelerator.reduce(count, reduction="sum").item())
         surprisal = [(-(per_token_logps * mask).sum(1), mask.any(1).float())]
         self._metrics[mode]["objective/entropy"] += global_means(self.accelerator, surprisal)
