@@ -135,6 +135,19 @@ def test_what_a_tool_answers_is_no_action_and_each_turn_must_act():
     assert marked(tokenizer, ids, [1] * 8 + [0] * 12).valid.item()
 
 
+@pytest.mark.parametrize(
+    ("turns", "valid"),
+    [(['{"a": 1}', "it is 2"], True), (["hm", "it is 2"], False), (["it is 2"], False),
+     (['{"a": 1}', '{"cut": "of'], False), (['{"a": 1}', '{"done": true}'], True)],
+)  # fmt: skip
+def test_with_tools_the_last_of_several_turns_may_be_the_answer(turns, valid):
+    tokenizer = byte_tokenizer()
+    pieces = [tokenizer(text)["input_ids"] for turn in turns for text in (turn, "tool")][:-1]
+    ids = torch.tensor([[token for piece in pieces for token in piece]])
+    own = torch.tensor([[1 - i % 2 for i, piece in enumerate(pieces) for _ in piece]])
+    assert JsonActions(tokenizer, answers=True).find(ids, own).valid.item() == valid
+
+
 def test_an_object_does_not_reach_from_one_turn_into_the_next():
     tokenizer = byte_tokenizer()
     ids = tokenizer('{"a": ' + "xx" + "1}")["input_ids"]

@@ -8,7 +8,7 @@ import torch
 from trl_ext.rewards.reliability.window import totals_of
 
 from .check import Check, Status, above, share
-from .limits import LARGE_ADVANTAGES, TRUNCATED, UNSCORED, ZERO_VARIANCE
+from .limits import LARGE_ADVANTAGES, TRUNCATED, TRUNCATED_AND_MASKED, UNSCORED, ZERO_VARIANCE
 from .subject import Rollouts, Subject
 
 FAMILY = "advantages"
@@ -169,12 +169,13 @@ def _truncated(subject: Subject) -> Check:
     ids, limit = subject.rollouts.completion_ids, getattr(subject.trainer, "max_completion_length", None)
     ended = [bool(row) and row[-1] in [*subject.eos_ids, subject.tokenizer.pad_token_id] for row in ids]
     cut = 1.0 - share(ended)
-    status = above(cut, *TRUNCATED)
+    masked = getattr(subject.args, "mask_truncated_completions", False)
+    status = above(cut, *(TRUNCATED_AND_MASKED if masked else TRUNCATED))
     advice = ""
     if status != Status.PASS:
         advice = "Raise max_completion_length, or teach the policy to stop; "
-        if getattr(subject.args, "mask_truncated_completions", False):
-            status, advice = Status.FAIL, advice + "with mask_truncated_completions=True nearly nothing learns."
+        if masked:
+            advice += "with mask_truncated_completions=True none of these learns."
         else:
             advice += "until then it learns from texts without an end."
     lengths = [len(row) for row in ids]

@@ -24,6 +24,7 @@ REFERENCE_DIFFERENCE = {"float32": Limit(1e-4, 0.01), "half": Limit(0.03, 0.1)}
 ZERO_VARIANCE = Limit(0.5, 0.9499)
 # Completions that end at the limit of tokens (rule all_truncated).
 TRUNCATED = Limit(0.95, 1.1)
+TRUNCATED_AND_MASKED = Limit(0.5, 0.9)  # mask_truncated_completions: so much of the batch teaches nothing
 # Standard deviation of advantages. KL, entropy bonus and value loss are weighed for one of about 1.
 LARGE_ADVANTAGES = Limit(100.0, math.inf)
 UNSCORED = Limit(0.05, 0.5)  # completions without any reward

@@ -18,7 +18,8 @@ class Actions(NamedTuple):
 
     Attributes:
         mask: `(B, T)`, 1 on every token that holds a character of an action's outermost object, 0 elsewhere.
-        valid: `(B,)`, whether each turn acts, and every action agrees with the schema.
+        valid: `(B,)`, whether each turn acts, and every action agrees with the schema. Where there are tools, the last
+            of several turns may be the answer instead, a text without a brace.
         per_completion: `(B,)`, actions.
     """
 
@@ -36,12 +37,13 @@ class JsonActions:
     Args:
         tokenizer: that generated the tokens.
         schema: a JSON Schema that every action must agree with, or the path of one.
+        answers: whether the last of several turns may be an answer.
     Raises:
         UserError: no JSON Schema, or a file that cannot be read.
     """
 
-    def __init__(self, tokenizer: Any, schema: Any = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, schema: Any = None, answers: bool = False) -> None:
+        self._tokenizer, self._answers = tokenizer, answers
         self._schema = None if schema is None else JsonSchemaReward(schema)
 
     def find(self, completion_ids: torch.Tensor, policy: torch.Tensor) -> Actions:
@@ -56,7 +58,10 @@ class JsonActions:
             turns = [self._turn(ids[begin:end]) for begin, end in runs]
             for (begin, _), (tokens, _, _) in zip(runs, turns, strict=True):
                 found[row, [begin + token for token in tokens]] = 1
-            valid.append(bool(turns) and all(number > 0 and good for _, number, good in turns))
+            acting = turns
+            if self._answers and len(runs) > 1 and "{" not in _decoded(self._tokenizer, ids[slice(*runs[-1])]):
+                acting = turns[:-1]
+            valid.append(bool(turns) and all(number > 0 and good for _, number, good in acting))
             count.append(sum(number for _, number, _ in turns))
         device = policy.device
         return Actions(found, torch.tensor(valid, device=device), torch.tensor(count, device=device))

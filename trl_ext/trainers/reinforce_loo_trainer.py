@@ -92,7 +92,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         looks_at_actions = args.mask == "json_actions" or args.invalid_json != "keep"
         self._json: JsonActions | None = None
         if looks_at_actions:
-            self._json = JsonActions(self._tokenizer, args.action_schema)
+            self._json = JsonActions(self._tokenizer, args.action_schema, answers=bool(getattr(self, "tools", None)))
         self._baseline = GroupBaseline(args.baseline, args.ema_decay)
         self._kl = KLController(args.beta, args.kl_target, args.kl_horizon)
         if ref_model is not None:
