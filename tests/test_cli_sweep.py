@@ -369,7 +369,14 @@ def test_optuna_comes_closer_than_chance_and_a_resumed_study_knows_what_was_trie
     for number in range(20, 40):
         tried.append(resumed.next(number))
         resumed.tell(number, tried[-1], value(tried[-1]))
+    uninterrupted = points_of(sweep)
+    for number, point in enumerate(tried):  # a resumed sweep goes on where it was
+        assert uninterrupted.next(number) == point
+        uninterrupted.tell(number, point, None if number == 5 else value(point))
     late = sorted(abs(point["x"] - 3) for point in tried[20:])[10]
     assert late < 18, "at random half of them lie within 25"
+    other = points_of(sweep)  # as another version of Optuna would have asked
+    other.tell(0, {"x": 1.5, "kind": ["a"]}, 1.0)
+    assert [t.params for t in other._study.trials if t.value == 1.0] == [{"x": 1.5, "kind": 0}]
     trials = resumed._study.trials
     assert len(trials) == 40 and trials[5].state.name == "FAIL" and trials[0].value == pytest.approx(value(tried[0]))

@@ -404,6 +404,23 @@ def test_a_rate_that_is_lost_in_16_bits_is_found(tmp_path):
     assert rounding(torch.bfloat16, 1e-3).status == PASS == rounding(torch.float32, 1e-6).status
 
 
+def test_a_weight_that_is_not_finite_is_named(tmp_path):
+    model = policy()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    found = looked_at(loo(tmp_path, model=model, beta=0.0), "options")["weights"]
+    assert found.status == FAIL and "layers.1.mlp.up_proj.weight" in found.message
+
+
+@pytest.mark.parametrize("build", [reward, dpo])
+def test_a_preference_for_an_empty_text_is_found(build, tmp_path):
+    trainer = build(tmp_path)
+    empty = [[trainer.processing_class.eos_token_id]] * len(trainer.train_dataset)
+    name = next(name for name in ("chosen_ids", "chosen_input_ids") if name in trainer.train_dataset.column_names)
+    trainer.train_dataset = trainer.train_dataset.remove_columns([name]).add_column(name, empty)
+    assert looked_at(trainer, "dataset")["empty"].status == FAIL
+
+
 def test_dpo_without_beta_is_found(tmp_path):
     assert looked_at(dpo(tmp_path, beta=0.0), "options")["beta"].status == FAIL
 

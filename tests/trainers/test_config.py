@@ -85,7 +85,7 @@ def test_stock_names_reach_the_options_that_work(tmp_path):
         ({"kl_coef": float("nan")}, "at least 0"),
         ({"gamma": -1.0}, "from 0 to 1"),
         ({"lam": 1.5}, "from 0 to 1"),
-        ({"cliprange": -1.0}, "epsilon=-1.0"),
+        ({"cliprange": -1.0}, "cliprange=-1.0"),
         ({"temperature": 0.0}, "above 0"),
         ({"num_mini_batches": 0}, "at least 1"),
         ({"num_ppo_epochs": 0}, "at least 1"),

@@ -113,6 +113,9 @@ def _room(subject: Subject, prompts: list) -> Check:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return Check(FAMILY, "length", Status.SKIP, "the model does not say how many positions it has")
+    template = getattr(subject.trainer, "chat_template", None) or subject.tokenizer.chat_template
+    if isinstance(prompts[0], list) and not template:
+        return Check(FAMILY, "length", Status.SKIP, "messages without a chat template have no length")
     longest = getattr(subject.trainer, "max_completion_length", None) or 0
     lengths = _lengths(subject, prompts)
     over = share(length + longest > positions for length in lengths)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from rich.console import Console
 from rich.prompt import Confirm, IntPrompt, Prompt
@@ -81,7 +82,8 @@ def _whole(question: str, default: int, console: Console) -> int:
 def _check(options: dict[str, Any], quick: bool, console: Console) -> Report:
     """One family at a time; the walk stops at the first that fails, so that it can be mended."""
     console.print()
-    words = words_of({name: value for name, value in options.items() if name != "trainer"})
+    here = {} if torch.cuda.is_available() else {"use_cpu": True, "bf16": False}  # of this look alone
+    words = words_of({name: value for name, value in (options | here).items() if name != "trainer"})
     try:
         trainer = build_trainer(words, trainer=options["trainer"])
     except UserError as error:

@@ -26,6 +26,7 @@ def options(subject: Subject) -> Iterator[Check]:
     if subject.kind == "dpo":
         yield _beta(subject)
     yield _rounding(subject)
+    yield _weights(subject)
 
 
 def _steps(subject: Subject) -> Check:
@@ -127,6 +128,13 @@ def _rounding(subject: Subject) -> Check:
         "" if status == Status.PASS else "Load the weights in float32 (dtype: float32) and compute with bf16=True, or "
         "train an adapter.",
     )  # fmt: skip
+
+
+def _weights(subject: Subject) -> Check:
+    broken = [name for name, p in subject.policy.named_parameters() if p.is_floating_point() and not p.isfinite().all()]
+    message = f"{len(broken)} tensors hold NaN or infinity: {', '.join(broken[:3])}" if broken else "are finite"
+    return Check(FAMILY, "weights", Status.FAIL if broken else Status.PASS, message, {"nonfinite_tensors": len(broken)},
+                 "Load another checkpoint: trl-ext checkpoint tells which is sound." if broken else "")  # fmt: skip
 
 
 def _loss(subject: Subject) -> Check:

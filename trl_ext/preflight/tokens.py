@@ -12,6 +12,9 @@ FAMILY = "tokenizer"
 def tokens(subject: Subject) -> Iterator[Check]:
     yield _pad(subject)
     yield _vocabulary(subject)
+    if (missing := _no_template(subject)) is not None:  # and then nothing can be rendered
+        yield missing
+        return
     yield _bos(subject)
     yield _eos(subject)
     yield _template(subject)
@@ -116,20 +119,29 @@ def _eos(subject: Subject) -> Check:
                  "here and in the model's generation_config", numbers)  # fmt: skip
 
 
+def is_conversational(subject: Subject) -> bool:
+    """Whether the data is lists of messages."""
+    data = subject.dataset
+    if data is None or not getattr(data, "column_names", None):
+        return False
+    row = next(iter(data))
+    return any(
+        isinstance(row.get(name), list) and row[name] and isinstance(row[name][0], dict)
+        for name in ("prompt", "messages", "chosen", "completion")
+    )
+
+
+def _no_template(subject: Subject) -> Check | None:
+    if not is_conversational(subject):
+        return None
+    if getattr(subject.trainer, "chat_template", None) or subject.tokenizer.chat_template:
+        return None
+    return Check(FAMILY, "chat_template", Status.FAIL, "the data is messages, and there is no chat template", {},
+                 "Set chat_template_path, or take the tokenizer of the chat model.")  # fmt: skip
+
+
 def _template(subject: Subject) -> Check:
-    tokenizer, data = subject.tokenizer, subject.dataset
-    conversational = False
-    if data is not None and hasattr(data, "column_names") and data.column_names:
-        row = next(iter(data))
-        conversational = any(
-            isinstance(row.get(name), list) and row[name] and isinstance(row[name][0], dict)
-            for name in ("prompt", "messages", "chosen", "completion")
-        )
-    template = getattr(subject.trainer, "chat_template", None) or tokenizer.chat_template
-    if conversational and not template:
-        return Check(FAMILY, "chat_template", Status.FAIL, "the data is messages, and there is no chat template", {},
-                     "Set chat_template_path, or take the tokenizer of the chat model.")  # fmt: skip
-    if not conversational:
+    if not is_conversational(subject):
         return Check(FAMILY, "chat_template", Status.PASS, "the data is plain text: no chat template is applied")
     if subject.kind == "rl" and len(subject.rollouts.prompts) > 1:
         given = len({str(prompt) for prompt in subject.rollouts.prompts})

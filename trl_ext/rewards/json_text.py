@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any, NoReturn
 
+_WHITE_SPACE = " \t\n\r"  # what JSON allows around a value; Python strips much more, such as a no-break space
 PLACES = ("whole", "fenced", "first")
 
 # A fence of Markdown: three marks or more at the start of a line, then at most a word such as `json`.
@@ -27,7 +28,7 @@ def read_json(text: str, where: str) -> Any:
     """
     if where == "first":
         return _first_object(text)
-    return _decode(_fenced(text) if where == "fenced" else text.strip())
+    return _decode(_fenced(text) if where == "fenced" else text.strip(_WHITE_SPACE))
 
 
 def _decode(text: str) -> Any:

@@ -8,7 +8,7 @@ from trl_ext.sweep.parameters import Parameter, Point
 
 
 class OptunaPoints:
-    """A study in memory; `tell` of earlier trials brings it to where it was."""
+    """A study in memory; `tell` of earlier trials brings it to where it was, its random numbers too."""
 
     def __init__(self, sweep: Sweep):
         try:
@@ -30,7 +30,9 @@ class OptunaPoints:
         return {name: _suggest(trial, name, parameter) for name, parameter in self._parameters.items()}
 
     def tell(self, number: int, point: Point, value: float | None) -> None:
-        if number not in self._asked:  # of an earlier call
+        if number not in self._asked and self.next(number) != point:
+            # Of an earlier call. The same seed and the same past ask for the same, unless Optuna is another by now.
+            self._study.tell(self._asked.pop(number), state=self._failed)
             self._study.enqueue_trial({name: _stored(self._parameters[name], each) for name, each in point.items()})
             self.next(number)
         trial = self._asked.pop(number)

@@ -111,7 +111,7 @@ class PPOConfig(ReinforceLOOConfig):
 
     def _check_stock_options(self):
         for name, least in (
-            ("num_mini_batches", 1), ("num_ppo_epochs", 1), ("response_length", 1), ("kl_coef", 0),
+            ("num_mini_batches", 1), ("num_ppo_epochs", 1), ("response_length", 1), ("kl_coef", 0), ("cliprange", 0),
             ("per_device_train_batch_size", 1), ("gradient_accumulation_steps", 1),
         ):  # fmt: skip
             if not getattr(self, name) >= least:  # NaN is not at least anything
