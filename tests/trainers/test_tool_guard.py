@@ -251,8 +251,13 @@ def test_ctrl_c_ends_the_run(tmp_path):
     def interrupted():
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        scored(agent(tmp_path, first_calls_bad, trainer=made("function", interrupted)))
+    # a shell that starts the tests in the background has it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            scored(agent(tmp_path, first_calls_bad, trainer=made("function", interrupted)))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_coroutines_of_one_turn_run_side_by_side_and_a_blocked_loop_is_replaced():
