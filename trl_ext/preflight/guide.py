@@ -141,7 +141,13 @@ def _write(options: dict[str, Any], report: Report, console: Console) -> None:
     trainer = options["trainer"]
     if report.failed and not Confirm.ask("A check failed. Write the file anyway", default=False, console=console):
         return
-    path = Path(Prompt.ask("\nFile for this configuration", default=f"{trainer}.yaml", console=console))
+    while True:
+        path = Path(
+            Prompt.ask("\nFile for this configuration", default=f"{trainer}.yaml", console=console)
+        ).expanduser()
+        if not path.is_dir():
+            break
+        console.print(f"{path} is a folder")
     if path.exists() and not Confirm.ask(f"{path} exists. Replace it", default=False, console=console):
         console.print("nothing written")
         return

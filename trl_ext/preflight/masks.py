@@ -40,8 +40,8 @@ def _padding(subject: Subject) -> Check:
     only_padding = bool((hidden == subject.tokenizer.pad_token_id).all())
     empty = int((mask.sum(1) == 0).sum())
     pad = subject.tokenizer.pad_token_id
-    begins = output["prompt_ids"][torch.arange(len(mask)), mask.int().argmax(1)]
-    attended = share((begins == pad).tolist()) if pad != subject.tokenizer.bos_token_id else 0.0
+    attended = share(run >= (2 if pad in (*subject.eos_ids, subject.tokenizer.bos_token_id) else 1)
+                     for run in _leading(output["prompt_ids"], mask, pad))  # fmt: skip
     fine = right and no_holes and only_padding and not attended
     numbers = {"padded_share": 1.0 - mask.float().mean().item(), "rows_without_prompt": empty,
                "attended_share": attended}  # fmt: skip
@@ -57,6 +57,12 @@ def _padding(subject: Subject) -> Check:
     return Check(FAMILY, "prompt", Status.FAIL, what, numbers,
                  "Look at the tokenizer's padding_side ('left' where a policy samples), at empty prompts, and at who "
                  "made the attention mask.")  # fmt: skip
+
+
+def _leading(ids: torch.Tensor, mask: torch.Tensor, token: int) -> list[int]:
+    """How often each row begins with it, of what is attended to."""
+    rows = (row[keep].tolist() for row, keep in zip(ids, mask, strict=True))
+    return [next((i for i, one in enumerate(row) if one != token), len(row)) for row in rows]
 
 
 def _ends(subject: Subject) -> Check:

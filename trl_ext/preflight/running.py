@@ -87,7 +87,7 @@ def preflight(
 
 def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Check]:
     """What a family raises would end the run as well: it is a failure of that family, and the others go on. Families
-    that need the same fail with the same: `raised` tells which was the first, message -> family."""
+    that need the same fail at the same place: `raised` tells which was the first, place -> family."""
     try:
         yield from CHECKS[name](subject)
     except torch.cuda.OutOfMemoryError as error:
@@ -98,7 +98,7 @@ def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Ch
         if os.environ.get(TRACEBACK) == "1":
             traceback.print_exc()
         message = f"{type(error).__name__}: {_first_line(error)}{_place(error)}"
-        first = raised.setdefault(message, name)
+        first = raised.setdefault(f"{type(error).__name__}{_place(error) or message}", name)
         if first != name:
             yield Check(name, "error", Status.SKIP, f"needs what failed in {first}")
             return

@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+_PENDING: deque[Any] = deque(maxlen=256)  # what the interpreter may still call must not be collected
 _TOLD = 20  # interruptions without effect, after which the log says so
 _AGAIN = 0.5  # seconds: where the interruption fell into code that swallows it, it comes again
 
@@ -60,11 +62,15 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
                 _interrupt_line(frame, tries - 1)
             raise _Interruption
 
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # as it is
     handler = signal.signal(signal.SIGALRM, interrupt)
     left, interval = signal.getitimer(signal.ITIMER_REAL)
     try:
         try:
+            # The timer's signal goes to the process: in a thread that takes it, it may come after the handler has gone
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
             _thread.start_new_thread(_watch, (seconds + _AGAIN, interrupt, running, signalling))
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             return function()
         finally:
@@ -75,6 +81,7 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
         active = False  # an interruption may have kept it from being set
         signalling.acquire()
         running.release()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if tries > 1:
             sys.settrace(tracer)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -99,14 +106,27 @@ def _watch(seconds: float, handler: Callable, running: Any, signalling: Any) -> 
         if signal.getsignal(signal.SIGALRM) is handler:
             signal.pthread_kill(main, signal.SIGALRM)
         else:  # it has set another, which might end the process
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(_Interruption))
+            _set_again(handler, running)
         signalling.release()
         tries += 1
         if tries == _TOLD:
             frame = sys._current_frames()[main]
-            logger.warning("a call that may take %g s cannot be interrupted: C code runs, called in %s, line %d. Bound "
-                           "its inputs.", seconds - _AGAIN, frame.f_code.co_filename, frame.f_lineno)  # fmt: skip
+            logger.warning("a call that may take %g s does not let itself be interrupted (C code?) in %s, line %d. "
+                           "Bound its inputs.", seconds - _AGAIN, frame.f_code.co_filename, frame.f_lineno)  # fmt: skip
         ended = running.acquire(timeout=_AGAIN)
+
+
+def _set_again(handler: Callable, running: Any) -> None:
+    """Makes the main thread set the handler between two of its lines, if the function still runs then."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def call(_: Any) -> int:
+        if running.locked():
+            signal.signal(signal.SIGALRM, handler)
+        return 0
+
+    _PENDING.append(call)
+    ctypes.pythonapi.Py_AddPendingCall(call, None)
 
 
 def _interrupt_line(frame: Any, number: int) -> None:

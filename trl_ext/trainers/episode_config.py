@@ -1,6 +1,8 @@
+import os
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 from trl import GRPOConfig
 
 from ..configuration.values import describe, fit
@@ -9,6 +11,8 @@ from ..errors import UserError
 _NUMBERS = (  # of TRL's options, those that are compared here
     "epsilon", "beta", "entropy_coef", "learning_rate", "max_grad_norm", "per_device_train_batch_size",
     "gradient_accumulation_steps", "max_completion_length", "top_p", "temperature", "num_generations",
+    "steps_per_generation", "num_iterations", "max_steps", "seed", "num_train_epochs", "epsilon_high", "save_steps",
+    "logging_steps", "warmup_steps",
 )  # fmt: skip
 LONGEST_TIMEOUT = 1e6  # seconds; timers take no more than some such number
 
@@ -60,8 +64,11 @@ class EpisodeConfig(GRPOConfig):
         for name in (each.name for each in fields(self) if each.name not in theirs or each.name in _NUMBERS):
             named = any(get_origin(each) is Literal for each in (hints[name], *get_args(hints[name])))
             if not named:  # choices have messages of their own
+                value = getattr(self, name)
+                value = value.item() if isinstance(value, np.generic) else value
+                value = os.fspath(value) if isinstance(value, os.PathLike) else value
                 try:
-                    setattr(self, name, fit(getattr(self, name), hints[name]))
+                    setattr(self, name, fit(value, hints[name]))
                 except (ValueError, TypeError, OverflowError):
                     raise UserError(f"{name} expects {describe(hints[name])}, got {getattr(self, name)!r}.") from None
 

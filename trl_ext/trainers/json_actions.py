@@ -1,7 +1,8 @@
 """Which tokens of a completion are the JSON of its actions, and whether it acts validly."""
 
 from bisect import bisect_left, bisect_right
-from itertools import pairwise
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -85,37 +86,45 @@ def _runs(mask: list[int]) -> list[tuple[int, int]]:
 
 def _tokens_of(tokenizer: Any, ids: list[int], text: str, spans: list[tuple[int, int]]) -> list[int]:
     """Which tokens hold a character of a span; of a character that several tokens make, each holds it."""
-    begins, ends = _offsets(tokenizer, ids, text)
+    begin, end = _offsets(tokenizer, ids, text)
     first = 1 if not _decoded(tokenizer, ids[:1]) else 0  # the mark of a space that no text has
-    tokens: list[int] = []
+    places, tokens = range(len(ids)), list[int]()
     for start, stop in spans:
-        tokens += range(max(bisect_right(ends, start), first), bisect_left(begins, stop))
+        from_here = max(bisect_right(places, start, key=end), first)
+        tokens += range(from_here, bisect_left(places, stop, key=begin))
     return tokens
 
 
-def _offsets(tokenizer: Any, ids: list[int], text: str) -> tuple[list[int], list[int]]:
-    """Where in the text each token begins and ends; neither ever falls from one token to the next."""
+def _offsets(tokenizer: Any, ids: list[int], text: str) -> tuple[Callable[[int], int], Callable[[int], int]]:
+    """Where in the text a token begins and ends; neither ever falls from one token to the next."""
     if tokenizer.is_fast and _INCOMPLETE not in text:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         if encoded["input_ids"] == ids:
-            begins, ends = map(list, zip(*encoded["offset_mapping"], strict=True))
-            return begins, ends
+            offsets = encoded["offset_mapping"]
+            return lambda i: offsets[i][0], lambda i: offsets[i][1]
     # A policy may choose other tokens for a text than the tokenizer would
-    lengths = _streamed_lengths(tokenizer, ids, text) or [
-        len(_decoded(tokenizer, ids[:count]).rstrip(_INCOMPLETE)) for count in range(len(ids) + 1)
-    ]
-    return lengths[:-1], [max(end, begin + 1) for begin, end in pairwise(lengths)]
+    lengths = _streamed_lengths(tokenizer, ids, text)
+
+    @cache
+    def decoded(count: int) -> int:
+        return len(_decoded(tokenizer, ids[:count]).rstrip(_INCOMPLETE))
+
+    length = decoded if lengths is None else lengths.__getitem__
+    return length, lambda i: max(length(i + 1), length(i) + 1)
 
 
 def _streamed_lengths(tokenizer: Any, ids: list[int], text: str) -> list[int] | None:
     """Characters that the first 0, 1, ... tokens make, in one pass; None where that does not come to the text."""
     if not tokenizer.is_fast:
         return None
-    stream, said, lengths = DecodeStream(skip_special_tokens=False), "", [0]
-    for token in ids:
-        said += stream.step(tokenizer.backend_tokenizer, token) or ""
-        lengths.append(len(said))
-    return lengths if said == text.rstrip(_INCOMPLETE) else None
+    stream, parts, lengths = DecodeStream(skip_special_tokens=False), [], [0]
+    try:
+        for token in ids:
+            parts.append(stream.step(tokenizer.backend_tokenizer, token) or "")
+            lengths.append(lengths[-1] + len(parts[-1]))
+    except Exception:  # tokenizers raises no other: bytes that are no character, behind some that are
+        return None
+    return lengths if "".join(parts) == text.rstrip(_INCOMPLETE) else None
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

@@ -1,6 +1,7 @@
 """`train(trainer)`: train, and end cleanly where a callback had to stop the run by raising."""
 
 import inspect
+import json
 from pathlib import Path
 
 from ..callbacks.stopping import TrainingStopped
@@ -45,8 +46,16 @@ def _checkpoints(folder: str) -> list[Path]:
 
 
 def _newest_whole(folder: str) -> str:
-    """`trainer_state.json` is what is saved last: without it a run was killed while it saved."""
-    whole = [path for path in _checkpoints(folder) if (path / "trainer_state.json").is_file()]
+    """`trainer_state.json` is what is saved last: without it, or with half of it, a run was killed while it saved."""
+    whole = [path for path in _checkpoints(folder) if _is_json(path / "trainer_state.json")]
     if not whole:
         raise UserError(f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint.")
     return str(whole[-1])
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True

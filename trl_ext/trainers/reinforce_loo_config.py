@@ -162,7 +162,8 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             ("kl_horizon", 1, math.inf), ("beta", 0, math.inf), ("entropy_coef", 0, math.inf),
             ("learning_rate", 0, math.inf), ("max_grad_norm", 0, math.inf),
             ("per_device_train_batch_size", 1, math.inf), ("gradient_accumulation_steps", 1, math.inf),
-            ("max_completion_length", 1, math.inf), ("top_p", 0, 1),
+            ("max_completion_length", 1, math.inf), ("top_p", 0, 1), ("num_iterations", 1, math.inf),
+            ("num_train_epochs", 0, math.inf), ("cliprange_value", 0, math.inf),
         ):  # fmt: skip
             value = getattr(self, name)
             require(value is None or low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")

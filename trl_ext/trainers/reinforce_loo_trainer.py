@@ -507,15 +507,17 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             return
         if self.args.reference != "frozen":
             load_reference(self, checkpoint)
+        if self.args.kl_target is None and self.args.baseline != "ema":
+            return  # nothing moves: a checkpoint of another trainer will do
         path = os.path.join(checkpoint, STATE_FILE)
-        if not os.path.exists(path) and self.args.kl_target is None and self.args.baseline != "ema":
-            return  # a checkpoint of another trainer will do
         try:
             with open(path, encoding="utf-8") as file:
                 state = json.load(file)
+            if not all(math.isfinite(value) for part in state.values() for value in part.values()):
+                raise ValueError("not finite")
             self._baseline.load_state_dict(state["baseline"])
             self._kl.load_state_dict(state["kl"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"kl_target and baseline='ema' cannot be resumed without a sound {path}: resume from another "
                 "checkpoint, or begin anew from the model in it (model_name_or_path)"
@@ -551,7 +553,10 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._load_adapter_that_trains(resume_from_checkpoint)
         if self.args.baseline == "value":
-            self._value_function.load_state_dict(load_file(os.path.join(resume_from_checkpoint, VALUE_FILE)))
+            path = os.path.join(resume_from_checkpoint, VALUE_FILE)
+            if not os.path.isfile(path):
+                raise UserError(f"there is no {path}: resume from a checkpoint of a run with baseline='value'.")
+            self._value_function.load_state_dict(load_file(path))
 
 
 def _check_adapter(model: Any) -> None:
