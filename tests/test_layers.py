@@ -4,6 +4,7 @@ Every import counts, also one inside a function or under TYPE_CHECKING.
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -174,6 +175,13 @@ def test_what_the_order_allows_passes(module, source):
 
 
 def test_the_makefile_leaves_out_in_one_lane_what_imports_no_trl():
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
+    rewards = next(x for x in lines if x.startswith("REWARDS_WITHOUT_TRL")).partition(":=")[2].split()
+    for name in rewards:  # of the rewards alone `registry` and `trl_functions` import TRL
+        text = (ROOT / "tests" / "rewards" / f"test_{name}.py").read_text()
+        assert not re.search(r"(from|import) trl\b|registry|trl_functions|load_reward_funcs|as_reward_model", text), (
+            name
+        )
     line = next(x for x in (ROOT / "Makefile").read_text().splitlines() if x.startswith("WITHOUT_TRL"))
     assert set(line.partition(":=")[2].split()) <= WITHOUT_TRL
 
