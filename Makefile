@@ -16,7 +16,7 @@ THREADS ?= 1
 # TRL alone differs between the two lanes: what imports none of it (tests/test_layers.py) is tested on one.
 WITHOUT_TRL := functional monitor checkpoints tiny reporting data sweep
 REWARDS_WITHOUT_TRL := ending failures format json_actions json_format json_schema keywords language length numeric reliability \
-	reliability_numbers remote repetition rewards_reference safety samples sentiment text
+	reliability_numbers remote repetition safety samples sentiment text
 ONE_LANE := $(WITHOUT_TRL) $(patsubst %,rewards/test_%.py,$(REWARDS_WITHOUT_TRL)) test_data.py test_degenerate_pairs.py test_preferences.py test_review_agent.py test_layers.py \
 	test_cli.py test_cli_checkpoint.py test_cli_sweep.py
 # Tests run in that many processes, those of a file in one: what a file prepares is prepared once.
