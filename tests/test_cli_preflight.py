@@ -203,6 +203,7 @@ def test_the_guide_asks_checks_mends_and_writes_the_yaml(tmp_path, monkeypatch, 
     )  # fmt: skip
     monkeypatch.setattr("trl_ext.preflight.guide.TINY_RATE", 5.0)  # what the walk must find
     left.insert(11, "learning_rate 1e-4")
+    left.insert(-1, str(tmp_path))  # a folder: asked again
     code, said = called(capsys, "--guide", "--quick")
     assert code == 0, said.out
     assert "✗ learning_rate" in said.out and "no option 'learning_rat'" in said.out

@@ -374,6 +374,30 @@ def test_padding_that_a_policy_attends_to_is_found(tmp_path):
     assert found.status == FAIL and "is attended to" in found.message
 
 
+def test_a_prompt_that_begins_with_the_token_that_pads_is_no_padding(tmp_path):
+    trainer = injured(loo(tmp_path), lambda output: output["prompt_ids"].scatter_(
+        1, output["prompt_mask"].int().argmax(1, keepdim=True), trainer._tokenizer.pad_token_id))  # fmt: skip
+    trainer.eos_token_ids = [trainer._tokenizer.pad_token_id]
+    assert looked_at(trainer, "masks")["prompt"].status == PASS
+
+
+def test_texts_that_are_known_by_heart_have_no_wrong_sign(tmp_path):
+    trainer = sft(tmp_path, texts=["one text"] * 32)
+    optimizer = torch.optim.AdamW(trainer.model.parameters(), 5e-3)
+    batch = next(iter(trainer.get_train_dataloader()))
+    for _ in range(300):
+        loss = trainer.model(**{k: batch[k] for k in ("input_ids", "attention_mask", "labels")}).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.01
+    assert looked_at(trainer, "gradient")["direction"].status != FAIL
+
+
+def test_a_loss_whose_gradient_is_not_that_of_its_value_on_purpose_is_no_fault(tmp_path):
+    assert looked_at(sft(tmp_path, loss_type="dft"), "gradient")["direction"].status == PASS
+
+
 def test_a_template_that_does_not_write_the_messages_is_found(tmp_path):
     trainer = agent(tmp_path, lambda text: "{}")
     trainer.chat_template = trainer._tokenizer.chat_template = "{{ 'always the same' }}"

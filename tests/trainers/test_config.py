@@ -3,11 +3,12 @@
 import warnings
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from trainer_builders import loo_args, ppo_args
 
 from trl_ext.errors import UserError
-from trl_ext.trainers import PPOConfig
+from trl_ext.trainers import PPOConfig, ReinforceLOOConfig
 
 # `trl.experimental.ppo.PPOConfig` of TRL 1.12.0, without what it inherits; another value than the default if it may be
 STOCK_OPTIONS = {
@@ -146,3 +147,11 @@ def test_one_generation_a_prompt_is_what_a_learned_baseline_needs(tmp_path):
 def test_a_config_survives_its_own_dictionary(tmp_path):
     config = ppo_args(tmp_path, kl_coef=0.3, world_size=1)
     assert config.world_size == 1 and config.to_dict()["kl_coef"] == 0.3
+
+
+def test_numbers_of_numpy_and_paths_are_options(tmp_path):
+    args = ReinforceLOOConfig(tmp_path / "run", use_cpu=True, bf16=False, num_generations=np.int64(4),
+                              learning_rate=np.float32(0.5), max_episode_turns="3", mask="json_actions",
+                              action_schema=tmp_path / "schema.json")  # fmt: skip
+    assert (args.num_generations, args.learning_rate, args.max_episode_turns) == (4, 0.5, 3)
+    assert type(args.num_generations) is int and args.action_schema == str(tmp_path / "schema.json")

@@ -109,7 +109,7 @@ def test_a_checkpoint_without_the_reference_is_one_line(tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-@pytest.mark.parametrize("content", [None, "", '{"kl": {}}'])
+@pytest.mark.parametrize("content", [None, "", '{"kl": {}}', '{"kl": {"value": NaN}, "baseline": {}}', "[]"])
 def test_a_checkpoint_without_the_coefficient_is_one_line(tmp_path, content):
     options = {"beta": 0.1, "kl_target": 0.5, "save_strategy": "steps", "save_steps": 1}
     loo_trainer(tmp_path, max_steps=1, **options).train()
@@ -117,6 +117,13 @@ def test_a_checkpoint_without_the_coefficient_is_one_line(tmp_path, content):
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(UserError, match="without a sound"):
         loo_trainer(tmp_path / "resumed", max_steps=2, **options).train(resume_from_checkpoint=str(path.parent))
+
+
+def test_a_checkpoint_without_a_value_function_is_one_line(tmp_path):
+    loo_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    resumed = loo_trainer(tmp_path / "resumed", baseline="value", max_steps=2)
+    with pytest.raises(UserError, match="resume from a checkpoint of a run with baseline='value'"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_what_trl_does_not_save_is_there_before_the_checkpoint_counts(tmp_path, monkeypatch):

@@ -124,6 +124,17 @@ def test_the_mark_of_a_space_that_no_text_has_is_no_part_of_an_action():
     assert marked(tokenizer, ids).mask[0].tolist() == [0] + [1] * len(ACTION)
 
 
+def test_bytes_that_are_no_character_end_no_run():
+    """Tokenizers with bytes to fall back on, as those of Llama 2 and Mistral: what is streamed may be taken back."""
+    vocabulary = {token: i for i, token in enumerate(["<unk>", *(f"<0x{i:02X}>" for i in range(256)), *'{"x: 1}h'])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    action = list('{"x": 1}')
+    ids = fast.convert_tokens_to_ids([*action, "<0x0A>", "<0xFF>", "h", *action])
+    assert marked(fast, ids).mask[0].tolist() == [1] * 8 + [0] * 3 + [1] * 8
+
+
 def test_what_a_tool_answers_is_no_action_and_each_turn_must_act():
     tokenizer = byte_tokenizer()
     first, answer, second = '{"a": 1}', '{"b": 2}', "done"

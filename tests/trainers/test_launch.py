@@ -49,6 +49,7 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
         train(trainer, resume_from_checkpoint=word)
     for step in (4, 20):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"epoch": 1.0, "glob')  # killed in mid-write
     train(trainer, resume_from_checkpoint=word)
     assert trainer.received == str(tmp_path / "checkpoint-20")
 

@@ -67,6 +67,13 @@ def set_a_timer_of_its_own():
     loop_for_ever()
 
 
+def retry_under_a_handler_of_its_own():
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.01)
+
+
 class LeavingError(Exception):
     def __str__(self):
         sys.exit(4)
@@ -88,6 +95,7 @@ MISBEHAVIOUR = {
     "raises what ends the process when it is read": (lambda: (_ for _ in ()).throw(LeavingError()), "raised"),
     "raises what Ctrl-C raises": (lambda: (_ for _ in ()).throw(KeyboardInterrupt()), "raised"),
     "clears the timer": (clear_the_timer, "timed_out"),
+    "sets a handler of its own and catches everything": (retry_under_a_handler_of_its_own, "timed_out"),
     "sets a timer of its own": (set_a_timer_of_its_own, "timed_out"),
     "raises what reads for ever": (lambda: (_ for _ in ()).throw(EndlessError()), "raised"),
     "says 10 MB in blocks": (lambda: [{"type": "text", "text": "x" * 10_000_000}], "too_long"),
