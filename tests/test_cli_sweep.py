@@ -148,6 +148,7 @@ def start(path):
     return subprocess.Popen(
         [sys.executable, "-m", "trl_ext.cli", "sweep", path],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
 
 
