@@ -19,8 +19,8 @@ def given_options(config: Any) -> dict[str, Any] | None:
     """What was given, and what was set since, by name in plain form; `None` where nothing was recorded."""
     if not hasattr(config, _MADE):
         return None
-    given, made, now = getattr(config, _GIVEN), getattr(config, _MADE), plain_options(config)
-    changed = {name for name in now if name not in made or not same(now[name], made[name])}
+    given, now = getattr(config, _GIVEN), plain_options(config)
+    changed = _differing(now, getattr(config, _MADE))
     return {name: now[name] if name in changed or name not in given else given[name] for name in now}
 
 
@@ -33,8 +33,11 @@ def names_set_since(config: Any) -> list[str]:
     """Options that were set on the object since it was made, or since a trainer computed options of it."""
     if not hasattr(config, _MADE):
         return []
-    made, now = getattr(config, _MADE), plain_options(config)
-    return [name for name, value in now.items() if name not in made or not same(value, made[name])]
+    return _differing(plain_options(config), getattr(config, _MADE))
+
+
+def _differing(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    return [name for name, value in now.items() if name not in before or not same(value, before[name])]
 
 
 @contextmanager
@@ -45,8 +48,7 @@ def computing_options(config: Any) -> Iterator[None]:
     yield
     now = plain_options(config)
     if before is not None:  # a trainer's: an object that is made again does not have them
-        changed = {name for name, value in now.items() if name not in before or not same(value, before[name])}
-        setattr(config, _COMPUTED, sorted(changed | set(computed_options(config))))
+        setattr(config, _COMPUTED, sorted({*_differing(now, before), *computed_options(config)}))
     setattr(config, _MADE, now)
 
 

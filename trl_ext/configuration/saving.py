@@ -106,9 +106,9 @@ def _made(kind: type[Config], content: dict[str, Any], overrides: Mapping[str, A
     fitted = {**check_options(kind, options, where), **overrides}
     try:
         return kind(**fitted)
+    except UserError:
+        raise
     except (ValueError, ImportError) as error:  # what they are together, or this machine, does not allow
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{where}: {one_line(error)}") from error
 
 

@@ -32,7 +32,7 @@ def dataset(subject: Subject) -> Iterator[Check]:
         yield Check(FAMILY, "texts", Status.SKIP, f"no column of texts among {', '.join(rows.column_names)}")
         return
     whole = ["\n".join(parts) for parts in zip(*texts, strict=True)]
-    yield _empty(_without_blank(subject, rows) or whole)
+    yield _empty(_blank_in_tokens(subject, rows) or _blank(whole))
     yield _twice(whole)
     if subject.kind in ("sft", "reward", "dpo"):
         yield _cut_off(subject, rows)
@@ -52,11 +52,15 @@ def text_of(value: Any) -> str:
     return str(value)
 
 
-def _without_blank(subject: Subject, rows: Any) -> list[str]:
-    """Of a tokenised dataset, a text a row: empty where one of its texts has no token but those that end it."""
+def _blank(texts: list[str]) -> list[bool]:
+    return [not text.strip() for text in texts]
+
+
+def _blank_in_tokens(subject: Subject, rows: Any) -> list[bool]:
+    """Of a tokenised dataset, whether one of a row's texts has no token but those that end it; `[]` of another."""
     special = set(subject.tokenizer.all_special_ids)
     columns = [name for name in _ids(rows) if name != "prompt_ids"]
-    return ["" if any(set(row[name]) <= special for name in columns) else "a text" for row in rows] if columns else []
+    return [any(set(row[name]) <= special for name in columns) for row in rows] if columns else []
 
 
 def _enough(subject: Subject, count: int) -> Check:
@@ -75,7 +79,7 @@ def _enough(subject: Subject, count: int) -> Check:
 
 def _prompts(subject: Subject, prompts: list) -> Iterator[Check]:
     texts = [text_of(prompt) for prompt in prompts]
-    yield _empty(texts)
+    yield _empty(_blank(texts))
     yield _twice(texts)
     yield _room(subject, prompts)
     trailing = share(text != text.rstrip() and bool(text.strip()) for text in texts if isinstance(text, str))
@@ -87,10 +91,10 @@ def _prompts(subject: Subject, prompts: list) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def _empty(texts: list[str]) -> Check:
-    empty = share(not text.strip() for text in texts)
+def _empty(rows: list[bool]) -> Check:
+    empty = share(rows)
     status = Status.PASS if not empty else Status.FAIL if empty > 0.01 else Status.WARN
-    return Check(FAMILY, "empty", status, f"{empty:.1%} of {len(texts):,} rows are empty",
+    return Check(FAMILY, "empty", status, f"{empty:.1%} of {len(rows):,} rows are empty",
                  {"empty_share": empty}, "" if not empty else "Filter rows without text out.")  # fmt: skip
 
 
@@ -113,8 +117,7 @@ def _room(subject: Subject, prompts: list) -> Check:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return Check(FAMILY, "length", Status.SKIP, "the model does not say how many positions it has")
-    template = getattr(subject.trainer, "chat_template", None) or subject.tokenizer.chat_template
-    if isinstance(prompts[0], list) and not template:
+    if isinstance(prompts[0], list) and not subject.chat_template:
         return Check(FAMILY, "length", Status.SKIP, "messages without a chat template have no length")
     longest = getattr(subject.trainer, "max_completion_length", None) or 0
     lengths = _lengths(subject, prompts)

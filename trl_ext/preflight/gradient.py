@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trl_ext.functional import learning_mask
+from trl_ext.functional import learning_mask, token_log_probs
 
 from .check import Check, Status, share
 from .subject import Subject
@@ -222,8 +222,7 @@ def wanted_of(subject: Subject) -> tuple[str, Callable[[], float]] | None:
         return None
 
     def logps(mask: torch.Tensor) -> torch.Tensor:
-        logits = policy(**inputs).logits[:, :-1].float().log_softmax(-1)
-        said = logits.gather(-1, inputs["input_ids"][:, 1:].unsqueeze(-1)).squeeze(-1)
+        said, _ = token_log_probs(policy(**inputs).logits[:, :-1], inputs["input_ids"][:, 1:])
         return (said * mask[:, 1:]).sum(1)
 
     def margin(values: torch.Tensor) -> float:

@@ -141,12 +141,8 @@ def _write(options: dict[str, Any], report: Report, console: Console) -> None:
     trainer = options["trainer"]
     if report.failed and not Confirm.ask("A check failed. Write the file anyway", default=False, console=console):
         return
-    while True:
-        path = Path(
-            Prompt.ask("\nFile for this configuration", default=f"{trainer}.yaml", console=console)
-        ).expanduser()
-        if not path.is_dir():
-            break
+    question = "\nFile for this configuration"
+    while (path := Path(Prompt.ask(question, default=f"{trainer}.yaml", console=console)).expanduser()).is_dir():
         console.print(f"{path} is a folder")
     if path.exists() and not Confirm.ask(f"{path} exists. Replace it", default=False, console=console):
         console.print("nothing written")
@@ -158,5 +154,5 @@ def _write(options: dict[str, Any], report: Report, console: Console) -> None:
     console.print(f"written: {path}\n  trl-ext preflight --trainer {trainer} --config {path}")
     if trainer in ("reinforce_loo", "ppo"):
         console.print(f"  accelerate launch recipes/{trainer}.py --config {path}")
-    else:  # TRL's own command line
+    else:
         console.print(f"  a script of yours with trl.{trainer.upper()}Trainer takes these options")

@@ -19,7 +19,7 @@ from trl_ext.monitor.alerts import Severity
 
 from .check import Check, Status
 from .reference import fingerprint, has_reference
-from .subject import Subject
+from .subject import Subject, strided
 
 FAMILY = "mini_run"
 UPDATES = 3
@@ -144,8 +144,7 @@ def _sketch(subject: Subject) -> dict[str, torch.Tensor]:
     found = {}
     for name, parameter in subject.policy.named_parameters():
         if parameter.requires_grad:
-            flat = parameter.detach().flatten()
-            found[name] = flat[:: max(flat.numel() // 1024, 1)].float().cpu().clone()
+            found[name] = strided(parameter, 1024).float().cpu().clone()
     return found
 
 

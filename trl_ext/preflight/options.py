@@ -9,7 +9,7 @@ from trl_ext.configuration.derived import processes_of
 
 from .check import Check, Status, above
 from .limits import LEAST_ADAPTER_RATE, learning_rate_limit
-from .subject import Subject
+from .subject import Subject, strided
 
 FAMILY = "options"
 
@@ -114,8 +114,7 @@ def _rounding(subject: Subject) -> Check:
     rate, lost, seen = float(subject.args.learning_rate), 0, 0
     for parameter in subject.policy.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
-            flat = parameter.detach().flatten()
-            sizes = flat[:: max(flat.numel() // 1024, 1)].float().abs()
+            sizes = strided(parameter, 1024).float().abs()
             lost += int((sizes * torch.finfo(parameter.dtype).eps / 4 > rate).sum())
             seen += sizes.numel()
     if not seen:

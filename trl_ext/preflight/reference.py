@@ -11,7 +11,7 @@ from trl.trainer.utils import use_adapter
 
 from .check import Check, Status, above
 from .limits import REFERENCE_DIFFERENCE
-from .subject import Subject
+from .subject import Subject, strided
 
 FAMILY = "reference"
 
@@ -90,10 +90,8 @@ def fingerprint(subject: Subject) -> str | None:
     if not kept:
         return None
     digest = hashlib.sha256()
-    for parameter in kept:  # a strided look at each: the whole of a large model would take minutes
-        flat = parameter.detach().flatten()
-        step = max(flat.numel() // 4096, 1)
-        digest.update(flat[::step].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    for parameter in kept:
+        digest.update(strided(parameter, 4096).contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -97,8 +97,9 @@ def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Ch
     except Exception as error:
         if os.environ.get(TRACEBACK) == "1":
             traceback.print_exc()
-        message = f"{type(error).__name__}: {_first_line(error)}{_place(error)}"
-        first = raised.setdefault(f"{type(error).__name__}{_place(error) or message}", name)
+        place = _place(error)
+        message = f"{type(error).__name__}: {_first_line(error)}{place}"
+        first = raised.setdefault(f"{type(error).__name__}{place or message}", name)
         if first != name:
             yield Check(name, "error", Status.SKIP, f"needs what failed in {first}")
             return
@@ -109,9 +110,9 @@ def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Ch
 def _place(error: BaseException) -> str:
     """Where the last line of the user's own code is on the way to it, such as in a reward function."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__)
-           if "site-packages" not in frame.filename and not frame.filename.startswith(PACKAGE)
-           and "importlib" not in frame.filename and os.path.isfile(frame.filename)]  # fmt: skip
-    own = [frame for frame in own if not frame.filename.startswith(STANDARD_LIBRARY)]
+           if "site-packages" not in frame.filename and "importlib" not in frame.filename
+           and not frame.filename.startswith((PACKAGE, STANDARD_LIBRARY))
+           and os.path.isfile(frame.filename)]  # fmt: skip
     return f" (in {own[-1].name}, {own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 

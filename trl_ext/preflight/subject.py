@@ -92,6 +92,11 @@ class Subject:
         reduced = self.args.bf16 or self.args.fp16 or any(p.dtype in half for p in self.policy.parameters())
         return "half" if reduced or getattr(self.policy, "is_quantized", False) else "float32"
 
+    @property
+    def chat_template(self) -> Any:
+        """What renders messages: the trainer's, or else the tokenizer's; None where there is neither."""
+        return getattr(self.trainer, "chat_template", None) or self.tokenizer.chat_template
+
     @cached_property
     def dataset(self) -> Any:
         return self.trainer.train_dataset
@@ -211,6 +216,12 @@ class Subject:
         """What the trainer has logged of the batches made here."""
         for metrics in self.trainer._metrics.values() if hasattr(self.trainer, "_metrics") else []:
             metrics.clear()
+
+
+def strided(parameter: torch.Tensor, most: int) -> torch.Tensor:
+    """Every n-th of its numbers, `most` of them and up to twice as many: the whole of a large model takes minutes."""
+    flat = parameter.detach().flatten()
+    return flat[:: max(flat.numel() // most, 1)]
 
 
 def _differ(before: list, after: list) -> bool:

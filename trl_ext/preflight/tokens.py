@@ -119,7 +119,7 @@ def _eos(subject: Subject) -> Check:
                  "here and in the model's generation_config", numbers)  # fmt: skip
 
 
-def is_conversational(subject: Subject) -> bool:
+def _is_conversational(subject: Subject) -> bool:
     """Whether the data is lists of messages."""
     data = subject.dataset
     if data is None or not getattr(data, "column_names", None):
@@ -132,16 +132,14 @@ def is_conversational(subject: Subject) -> bool:
 
 
 def _no_template(subject: Subject) -> Check | None:
-    if not is_conversational(subject):
-        return None
-    if getattr(subject.trainer, "chat_template", None) or subject.tokenizer.chat_template:
+    if not _is_conversational(subject) or subject.chat_template:
         return None
     return Check(FAMILY, "chat_template", Status.FAIL, "the data is messages, and there is no chat template", {},
                  "Set chat_template_path, or take the tokenizer of the chat model.")  # fmt: skip
 
 
 def _template(subject: Subject) -> Check:
-    if not is_conversational(subject):
+    if not _is_conversational(subject):
         return Check(FAMILY, "chat_template", Status.PASS, "the data is plain text: no chat template is applied")
     if subject.kind == "rl" and len(subject.rollouts.prompts) > 1:
         given = len({str(prompt) for prompt in subject.rollouts.prompts})

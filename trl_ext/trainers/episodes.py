@@ -40,11 +40,8 @@ class EpisodeTrainer(GRPOTrainer):
                     _name_reset(environment)
 
     def _generate_and_score_completions(self, inputs):
-        enabled = torch.is_grad_enabled()  # tools and reward functions are anybody's code
-        try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # whatever tools and reward functions leave behind
             return super()._generate_and_score_completions(inputs)
-        finally:
-            torch.set_grad_enabled(enabled)
 
     def _generate(self, prompts: list):
         mode, rollout_func = "train" if self.model.training else "eval", self.rollout_func
@@ -98,7 +95,7 @@ class EpisodeTrainer(GRPOTrainer):
         tool_mask, completions, completion_ids, logprobs, calls, failures, images = result
         for i in range(len(completions)):
             if not tool_mask[i][-1] and not images[i]:
-                _drop_last_answer(completions[i], completion_ids[i], tool_mask[i], logprobs[i] if logprobs else [])
+                _drop_last_answer(completions[i], tool_mask[i], completion_ids[i], logprobs[i] if logprobs else [])
         self._ended_by = [
             guard.ended.get(i) or self._limit_reached(limit, messages, ids, mask)
             for i, (messages, ids, mask) in enumerate(zip(completions, completion_ids, tool_mask, strict=True))
@@ -142,11 +139,10 @@ class EpisodeTrainer(GRPOTrainer):
         return super()._get_tool_suffix_ids(tool_messages)
 
 
-def _drop_last_answer(messages: list[dict], *per_token: list) -> None:
+def _drop_last_answer(messages: list[dict], policy: list[int], ids: list[int], logprobs: list[float]) -> None:
     """Of a tool, which nobody reads: it fills the episode to its last token. (TRL drops those that are longer.)"""
-    _, policy, _ = per_token
     end = len(policy) - policy[::-1].index(1)
-    for values in per_token:
+    for values in (policy, ids, logprobs):
         del values[end:]
     while messages[-1]["role"] == "tool":
         messages.pop()

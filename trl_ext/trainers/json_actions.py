@@ -29,6 +29,21 @@ class Actions(NamedTuple):
     per_completion: torch.Tensor
 
 
+class _Turn(NamedTuple):
+    """
+    Attributes:
+        text: what was said.
+        tokens: places of those that hold a character of an action.
+        actions: how many.
+        agrees: whether all agree with the schema.
+    """
+
+    text: str
+    tokens: list[int]
+    actions: int
+    agrees: bool
+
+
 class JsonActions:
     """Finds actions where the policy speaks: in each run of its own tokens by itself, so that no tool's answer is one.
 
@@ -57,22 +72,20 @@ class JsonActions:
         for row, (ids, own) in enumerate(zip(completion_ids.tolist(), policy.tolist(), strict=True)):
             runs = _runs(own)
             turns = [self._turn(ids[begin:end]) for begin, end in runs]
-            for (begin, _), (tokens, _, _) in zip(runs, turns, strict=True):
-                found[row, [begin + token for token in tokens]] = 1
-            acting = turns
-            if self._answers and len(runs) > 1 and "{" not in _decoded(self._tokenizer, ids[slice(*runs[-1])]):
-                acting = turns[:-1]
-            valid.append(bool(turns) and all(number > 0 and good for _, number, good in acting))
-            count.append(sum(number for _, number, _ in turns))
+            for (begin, _), turn in zip(runs, turns, strict=True):
+                found[row, [begin + token for token in turn.tokens]] = 1
+            answered = self._answers and len(turns) > 1 and "{" not in turns[-1].text
+            acting = turns[:-1] if answered else turns
+            valid.append(bool(turns) and all(turn.actions > 0 and turn.agrees for turn in acting))
+            count.append(sum(turn.actions for turn in turns))
         device = policy.device
         return Actions(found, torch.tensor(valid, device=device), torch.tensor(count, device=device))
 
-    def _turn(self, ids: list[int]) -> tuple[list[int], int, bool]:
-        """Tokens of actions, how many actions, and whether all agree with the schema."""
+    def _turn(self, ids: list[int]) -> _Turn:
         text = _decoded(self._tokenizer, ids)
         spans = object_spans(text)
         tokens = _tokens_of(self._tokenizer, ids, text, spans) if spans else []
-        return tokens, len(spans), all(self._agrees(text[start:stop]) for start, stop in spans)
+        return _Turn(text, tokens, len(spans), all(self._agrees(text[start:stop]) for start, stop in spans))
 
     def _agrees(self, action: str) -> bool:
         return self._schema is None or self._schema([""], [action]) == [1.0]

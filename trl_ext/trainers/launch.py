@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from ..callbacks.stopping import TrainingStopped
+from ..checkpoints.naming import step_of
 from ..errors import UserError
 
 
@@ -41,8 +42,8 @@ def train(trainer, **kwargs):
 
 
 def _checkpoints(folder: str) -> list[Path]:
-    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+    found = {path: step for path in Path(folder).glob("checkpoint-*") if (step := step_of(path)) is not None}
+    return sorted(found, key=found.__getitem__)
 
 
 def _newest_whole(folder: str) -> str:
