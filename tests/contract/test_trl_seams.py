@@ -4,13 +4,18 @@ A new TRL release that turns one of these red needs a look at that place, whatev
 """
 
 import inspect
+import re
 from importlib import import_module
 from importlib.util import find_spec
+from typing import get_args, get_type_hints
 
 import pytest
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from trl_ext.trainers.reinforce_loo_config import LossType, ReinforceLOOConfig
+
+CONFIG = "trl_ext/trainers/reinforce_loo_config.py"
 REINFORCE = "trl_ext/trainers/reinforce_loo_trainer.py"
 PPO = "trl_ext/trainers/ppo_trainer.py"
 EPISODES = "trl_ext/trainers/episodes.py"
@@ -185,6 +190,16 @@ def test_a_turn_is_generated_without_the_length_that_an_episode_has():
 def test_loss_makes_one_forward():
     source = inspect.getsource(GRPOTrainer._compute_loss)
     assert source.count("self._get_per_token_logps_and_entropies(") == 1, f"see {REINFORCE}, `_last_forward`"
+
+
+def test_losses_are_those_that_the_options_allow():
+    """Of both places that choose by `loss_type`, the terms and their mean."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    chosen = re.findall(r"self\.loss_type (?:==|in) (\[[^]]*\]|\"[^\"]*\")", source)
+    assert set(re.findall(r"\"(\w+)\"", " ".join(chosen))) == set(get_args(LossType)), f"see {CONFIG}, `LossType`"
+    levels = re.findall(r"self\.importance_sampling_level == \"(\w+)\"", source)
+    hint = get_type_hints(ReinforceLOOConfig)["importance_sampling_level"]
+    assert set(levels) == set(get_args(hint)), f"see {CONFIG}"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from subjects import (
     sft,
 )
 from tokenizers import processors
-from trainer_builders import absolute_policy, fixed_rollouts, policy
+from trainer_builders import absolute_policy, fixed_rollouts, letter_share, policy
 from transformers import PrinterCallback
 
 from trl_ext.errors import UserError
@@ -437,8 +437,9 @@ def test_dpo_without_beta_is_found(tmp_path):
 
 
 def test_empty_texts_are_found_behind_the_tokens_that_end_them(tmp_path):
-    empty = sft(tmp_path, texts=["", "a text", "another"] * 20)
-    assert looked_at(empty, "dataset")["empty"].status == FAIL
+    for nothing in ("", " \n\t "):
+        empty = sft(tmp_path, texts=[nothing, "a text", "another"] * 20)
+        assert looked_at(empty, "dataset")["empty"].status == FAIL
 
 
 def test_rewards_without_spread_are_found(tmp_path):
@@ -553,6 +554,16 @@ def test_an_exception_of_a_reward_function_is_a_failure_and_the_rest_goes_on(tmp
     (told,) = [c for c in errors.values() if c.status == FAIL]  # once, with the place
     assert "KeyError: 'answer' (in broken, " in told.message
     assert {c.message for c in errors.values() if c.status == SKIP} == {f"needs what failed in {told.family}"}
+
+
+def test_a_reward_function_that_returns_texts_is_named(tmp_path):
+    def good_or_bad(completions, **_):
+        return ["good"] * len(completions)
+
+    trainer = grpo(tmp_path, rewards=[letter_share, good_or_bad])
+    trainer.remove_callback(PrinterCallback)
+    (told,) = [c for c in preflight(trainer, quick=True, families=["advantages"]).checks if c.name == "error"]
+    assert "when the reward function good_or_bad had answered" in told.message
 
 
 # Gradient ----------------------------------------------------------------------------------------------------------
@@ -701,8 +712,11 @@ def test_a_model_that_ends_texts_otherwise_is_found(tmp_path):
 def test_messages_without_a_template_are_found(tmp_path):
     trainer = loo(tmp_path)
     trainer.train_dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in PROMPTS]})
-    report = preflight(trainer, quick=True, families=["tokenizer"])
-    assert report.failed  # TRL itself cannot tokenise them either
+    trainer.remove_callback(PrinterCallback)
+    report = preflight(trainer, quick=True, families=["tokenizer", "alignment"])
+    failed = [check.name for check in report.checks if check.status == FAIL]
+    assert failed == ["chat_template"]  # told once: TRL itself cannot tokenise them either
+    assert report.find("error").message == "needs what failed in tokenizer"
 
 
 # Dataset -----------------------------------------------------------------------------------------------------------

@@ -120,6 +120,9 @@ def test_what_would_change_the_result_silently_is_an_error(tmp_path, kwargs, fix
         ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=False"),
         ({"baseline": "critic"}, "'greedy' or 'value'"),
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
+        ({"loss_type": "foo"}, "use 'grpo', 'bnpo', .* or 'vespo'"),
+        ({"importance_sampling_level": "word"}, "'token' or 'sequence'"),
+        ({"tool_errors": "hide"}, "'end' or 'tell'"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "'sum_then_normalize'"),
     ],
 )

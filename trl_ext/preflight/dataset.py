@@ -57,10 +57,10 @@ def _blank(texts: list[str]) -> list[bool]:
 
 
 def _blank_in_tokens(subject: Subject, rows: Any) -> list[bool]:
-    """Of a tokenised dataset, whether one of a row's texts has no token but those that end it; `[]` of another."""
-    special = set(subject.tokenizer.all_special_ids)
+    """Of a tokenised dataset, whether one of a row's texts is white space and tokens that end it; `[]` of another."""
     columns = [name for name in _ids(rows) if name != "prompt_ids"]
-    return [any(set(row[name]) <= special for name in columns) for row in rows] if columns else []
+    texts = [subject.tokenizer.batch_decode(list(rows[name]), skip_special_tokens=True) for name in columns]
+    return [any(_blank(list(row))) for row in zip(*texts, strict=True)]
 
 
 def _enough(subject: Subject, count: int) -> Check:

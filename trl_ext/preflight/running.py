@@ -73,7 +73,7 @@ def preflight(
     shown: Sample = ()
     for name in wanted:
         start = time.monotonic()
-        found = list(_guarded(name, subject, raised))
+        found = list(_guarded(name, subject, raised, checks))
         if name == "masks" and not any(check.name == "error" for check in found):
             shown = sample(subject)
         seconds[name] = time.monotonic() - start
@@ -85,9 +85,10 @@ def preflight(
     return Report(subject.name, tuple(checks), seconds, shown)
 
 
-def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Check]:
+def _guarded(name: str, subject: Subject, raised: dict[str, str], before: list[Check]) -> Iterator[Check]:
     """What a family raises would end the run as well: it is a failure of that family, and the others go on. Families
-    that need the same fail at the same place: `raised` tells which was the first, place -> family."""
+    that need the same fail at the same place: `raised` tells which was the first, place -> family. So does one that
+    needs what a check `before` said is missing."""
     try:
         yield from CHECKS[name](subject)
     except torch.cuda.OutOfMemoryError as error:
@@ -98,13 +99,20 @@ def _guarded(name: str, subject: Subject, raised: dict[str, str]) -> Iterator[Ch
         if os.environ.get(TRACEBACK) == "1":
             traceback.print_exc()
         place = _place(error)
-        message = f"{type(error).__name__}: {_first_line(error)}{place}"
-        first = raised.setdefault(f"{type(error).__name__}{place or message}", name)
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        message = f"{type(error).__name__}: {_first_line(error)}{notes}{place}"
+        first = _told(before, str(error)) or raised.setdefault(f"{type(error).__name__}{place or message}", name)
         if first != name:
             yield Check(name, "error", Status.SKIP, f"needs what failed in {first}")
             return
         yield Check(name, "error", Status.FAIL, message, {},
                     f"The run would end with it as well; {TRACEBACK}=1 shows where.")  # fmt: skip
+
+
+def _told(before: list[Check], message: str) -> str | None:
+    """The family with a failed check of the very name that the message has, such as `chat_template`."""
+    return next((check.family for check in before if check.status == Status.FAIL and "_" in check.name
+                 and check.name in message), None)  # fmt: skip
 
 
 def _place(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import torch
 from trl_ext.configuration.derived import processes_of
 from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call
+from trl_ext.rewards.checking import is_async
 
 MOST_COMPLETIONS, MOST_COMPLETIONS_QUICK = 256, 64
 MOST_ROWS, MOST_ROWS_QUICK = 5_000, 1_000  # of the dataset that are looked at
@@ -150,7 +151,8 @@ class Subject:
 
         def calculate_rewards(inputs, prompts, completions, completion_ids_list):
             given = Call(prompts, completions, completion_ids_list, {}).copied()
-            rewards = original(inputs, prompts, completions, completion_ids_list)
+            with _naming(self.trainer):
+                rewards = original(inputs, prompts, completions, completion_ids_list)
             pairs = {"prompts": (given.prompts, prompts), "completions": (given.completions, completions)}
             heard.update(prompts=given.prompts, completions=given.completions, ids=given.completion_ids,
                          rewards=rewards, changed=[name for name, pair in pairs.items() if _differ(*pair)])  # fmt: skip
@@ -222,6 +224,35 @@ def strided(parameter: torch.Tensor, most: int) -> torch.Tensor:
     """Every n-th of its numbers, `most` of them and up to twice as many: the whole of a large model takes minutes."""
     flat = parameter.detach().flatten()
     return flat[:: max(flat.numel() // most, 1)]
+
+
+@contextmanager
+def _naming(trainer: Any) -> Iterator[None]:
+    """TRL names no function whose answer it cannot read: what is raised gets a note with the one that answered last."""
+    functions, last = trainer.reward_funcs, ""
+
+    def noting(name: str, function: Any) -> Any:
+        if isinstance(function, torch.nn.Module) or is_async(function):
+            return function
+
+        def asked(*args, **kwargs):
+            nonlocal last
+            last = ""  # what it raises itself has a place
+            answer = function(*args, **kwargs)
+            last = name
+            return answer
+
+        return asked
+
+    trainer.reward_funcs = [noting(*pair) for pair in zip(trainer.reward_func_names, functions, strict=True)]
+    try:
+        yield
+    except Exception as error:
+        if last:
+            error.add_note(f"when the reward function {last} had answered")
+        raise
+    finally:
+        trainer.reward_funcs = functions
 
 
 def _differ(before: list, after: list) -> bool:

@@ -59,12 +59,16 @@ class EpisodeConfig(GRPOConfig):
         super().__post_init__()
 
     def _check_types(self):
-        """Of the options that are not TRL's, and of some that are. A word that spells a number becomes it."""
+        """Of all choices, of the options that are not TRL's, and of some that are. A word that spells a number becomes
+        it."""
         hints, theirs = get_type_hints(type(self)), {each.name for each in fields(GRPOConfig)}
-        for name in (each.name for each in fields(self) if each.name not in theirs or each.name in _NUMBERS):
-            named = any(get_origin(each) is Literal for each in (hints[name], *get_args(hints[name])))
-            if not named:  # choices have messages of their own
-                value = getattr(self, name)
+        for name in (each.name for each in fields(self)):
+            value, choices = getattr(self, name), get_args(hints[name])
+            if get_origin(hints[name]) is Literal:
+                if value not in choices:
+                    names = ", ".join(map(repr, choices[:-1]))
+                    raise UserError(f"{name}={value!r}: use {names} or {choices[-1]!r}.")
+            elif (name not in theirs or name in _NUMBERS) and name != "stop_token":  # PPO's has a message of its own
                 value = value.item() if isinstance(value, np.generic) else value
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
                 try:
@@ -81,8 +85,6 @@ class EpisodeConfig(GRPOConfig):
             raise UserError(
                 f"tool_timeout={self.tool_timeout}: must be above 0 and at most {LONGEST_TIMEOUT:g} seconds, or None."
             )
-        if self.tool_errors not in ("end", "tell"):
-            raise UserError(f"tool_errors={self.tool_errors!r}: use 'end' or 'tell'.")
         if self.max_episode_len is not None and self.max_episode_len < self.max_completion_length:
             raise UserError(
                 f"max_episode_len={self.max_episode_len} is less than one turn may take: set max_completion_length "

@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 from ..configuration.given import computing_options
 from ..errors import UserError
 from .batches import divisors, launched_processes, neighbours
-from .reinforce_loo_config import ReinforceLOOConfig
+from .reinforce_loo_config import LossType, ReinforceLOOConfig
 
 # GRPO's name: the name stock PPO has for it, which is the one to set
 STOCK_NAMES = {
@@ -50,7 +50,7 @@ class PPOConfig(ReinforceLOOConfig):
     logging_steps: float = field(default=1, metadata={"help": "Updates between two logs; stock logs every update."})
     temperature: float = field(default=0.7, metadata={"help": "Sampling temperature."})
     disable_dropout: bool = field(default=True, metadata={"help": "As the stock trainer, which always does."})
-    loss_type: str = field(default="bnpo", metadata={"help": "See `GRPOConfig`. 'bnpo' is the stock aggregation."})
+    loss_type: LossType = field(default="bnpo", metadata={"help": "See `GRPOConfig`. 'bnpo' is the stock aggregation."})
     baseline: Literal["loo", "value"] = field(default="value", metadata={"help": "PPO's is the value function."})
     num_generations: int = field(default=1, metadata={"help": "Completions a prompt; stock PPO has one."})
     advantage_normalize: Literal["none", "group", "batch"] = field(
