@@ -7,7 +7,6 @@ import logging
 import pickle
 import re
 import signal
-import sys
 import threading
 import time
 from collections import OrderedDict, defaultdict
@@ -459,12 +458,71 @@ def swallows_twice(prompts, completions, **kwargs):
             pass
 
 
-@pytest.mark.parametrize("func", [swallows, swallows_twice])
+def swallows_in_nested_loops(prompts, completions, **kwargs):
+    def inner():
+        while True:
+            try:
+                time.sleep(0.001)
+            except:  # noqa: E722
+                continue
+
+    while True:
+        try:
+            inner()
+        except:  # noqa: E722
+            continue
+
+
+@contextlib.contextmanager
+def limit_of_its_own(seconds):
+    def out_of_time(signum, frame):
+        raise TimeoutError("a try of mine")
+
+    before = signal.signal(signal.SIGALRM, out_of_time)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def tries_again_with_a_limit_of_its_own(prompts, completions, **kwargs):
+    while True:
+        with contextlib.suppress(TimeoutError), limit_of_its_own(0.01):
+            time.sleep(60)
+
+
+def blocks_the_signal(prompts, completions, **kwargs):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    while True:
+        pass
+
+
+def ignores_the_signal(prompts, completions, **kwargs):
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(
+    "func",
+    [swallows, swallows_twice, swallows_in_nested_loops, tries_again_with_a_limit_of_its_own, blocks_the_signal,
+     ignores_the_signal],
+)  # fmt: skip
 def test_a_function_that_catches_everything_is_given_up_all_the_same(func):
-    started, tracer = time.monotonic(), sys.gettrace()
-    assert ask(CheckedReward(func, timeout=0.2), "a") == [None]
-    assert time.monotonic() - started < 10
-    assert sys.gettrace() is tracer
+    def outer(signum, frame):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGALRM, outer)
+    try:
+        started = time.monotonic()
+        assert ask(CheckedReward(func, timeout=0.2), "a") == [None]
+        assert time.monotonic() - started < 10
+        assert signal.getsignal(signal.SIGALRM) is outer
+        assert signal.SIGALRM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
-_PENDING: deque[Any] = deque(maxlen=256)  # what the interpreter may still call must not be collected
+_PENDING: deque[Any] = deque(maxlen=64)
+_TRUTH = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 _TOLD = 20  # interruptions without effect, after which the log says so
 _AGAIN = 0.5  # seconds: where the interruption fell into code that swallows it, it comes again
 
@@ -24,7 +26,27 @@ class TimeLimitError(TimeoutError):
 
 class _Interruption(BaseException):
     """No `Exception`: a reward function that catches those would swallow it and go on. One that catches everything in a
-    loop is interrupted at one of its next lines as well, until it is at one where nothing is caught."""
+    loop is interrupted again, until it is where nothing is caught."""
+
+
+class _Flood:
+    """Interrupts again and again, wherever Python looks for work between two instructions (at the start of a function,
+    behind a call, at the end of a loop's body), until `active()` is over: code that catches everything in nested loops
+    leaves them one after the other. Asked by the interpreter for its truth, in the main thread; no signal is needed.
+    """
+
+    def __init__(self, active: Callable[[], bool]) -> None:
+        self.active = active
+
+    def begin(self) -> None:
+        _PENDING.append(self)  # what the interpreter still asks must not be collected
+        ctypes.pythonapi.Py_AddPendingCall(_TRUTH, ctypes.py_object(self))
+
+    def __bool__(self) -> bool:
+        if self.active():
+            self.begin()
+            raise _Interruption
+        return False  # to the interpreter: nothing was raised
 
 
 def call_within(seconds: float | None, function: Callable[[], Result]) -> Result:
@@ -50,16 +72,12 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
 
     No context manager, and none of `threading`'s objects, in whose own lines an interruption would escape.
     """
-    active, tries, started, tracer = True, 0, time.monotonic(), sys.gettrace()
+    active, started = True, time.monotonic()
     running, signalling = _thread.allocate_lock(), _thread.allocate_lock()
     running.acquire()
 
     def interrupt(signum: int, frame: Any) -> None:
-        nonlocal tries
         if active:
-            tries += 1
-            if tries > 1:
-                _interrupt_line(frame, tries - 1)
             raise _Interruption
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # as it is
@@ -69,22 +87,24 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
         try:
             # The timer's signal goes to the process: in a thread that takes it, it may come after the handler has gone
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-            _thread.start_new_thread(_watch, (seconds + _AGAIN, interrupt, running, signalling))
+            _thread.start_new_thread(_watch, (seconds + _AGAIN, interrupt, _Flood(lambda: active), running, signalling))
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             return function()
         finally:
             active = False
-    except _Interruption:
+    except _Interruption as interruption:
+        traceback.clear_frames(
+            interruption.__traceback__
+        )  # a generator left midway tidies up now, not over what we restore
         raise _exceeded(seconds) from None
     finally:
         active = False  # an interruption may have kept it from being set
         signalling.acquire()
         running.release()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if tries > 1:
-            sys.settrace(tracer)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, interrupt)  # a signal that was blocked comes now
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
         if left > 0:
             left -= time.monotonic() - started
@@ -93,20 +113,22 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
                 signal.raise_signal(signal.SIGALRM)
 
 
-def _watch(seconds: float, handler: Callable, running: Any, signalling: Any) -> None:
-    """Stands in for the timer where the function clears it or sets another handler, as one with a time limit of its own
-    by `signal.alarm` does, from a thread.
+def _watch(seconds: float, handler: Callable, flood: _Flood, running: Any, signalling: Any) -> None:
+    """Stands in for the timer where the function clears it, sets another handler or blocks the signal, as one with a
+    time limit of its own by `signal.alarm` does, and where it catches what interrupts it; from a thread.
 
     Args:
+        handler: of the signal, which alone interrupts a call that waits.
         running: a lock that is held as long as the function runs.
         signalling: one that is never free again when it has ended: the next handler may end the process.
     """
     ended, tries, main = running.acquire(timeout=seconds), 0, threading.main_thread().ident or 0
     while not ended and signalling.acquire(blocking=False):
-        if signal.getsignal(signal.SIGALRM) is handler:
+        own = signal.getsignal(signal.SIGALRM) is handler  # another might end the process
+        if own:
             signal.pthread_kill(main, signal.SIGALRM)
-        else:  # it has set another, which might end the process
-            _set_again(handler, running)
+        if tries or not own:
+            flood.begin()
         signalling.release()
         tries += 1
         if tries == _TOLD:
@@ -114,38 +136,6 @@ def _watch(seconds: float, handler: Callable, running: Any, signalling: Any) -> 
             logger.warning("a call that may take %g s does not let itself be interrupted (C code?) in %s, line %d. "
                            "Bound its inputs.", seconds - _AGAIN, frame.f_code.co_filename, frame.f_lineno)  # fmt: skip
         ended = running.acquire(timeout=_AGAIN)
-
-
-def _set_again(handler: Callable, running: Any) -> None:
-    """Makes the main thread set the handler between two of its lines, if the function still runs then."""
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-    def call(_: Any) -> int:
-        if running.locked():
-            signal.signal(signal.SIGALRM, handler)
-        return 0
-
-    _PENDING.append(call)
-    ctypes.pythonapi.Py_AddPendingCall(call, None)
-
-
-def _interrupt_line(frame: Any, number: int) -> None:
-    """Raises at the next but `number - 1` line of the functions down to ours: of those that catch one, the next time
-    another, until one is not inside of any `try`."""
-    left = number
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if event == "line":  # that of an exception comes while it can still be caught
-            left -= 1
-            if left == 0:
-                raise _Interruption
-        return trace
-
-    sys.settrace(trace)
-    while frame is not None and frame.f_code.co_filename != __file__:
-        frame.f_trace = trace
-        frame = frame.f_back
 
 
 def _in_a_thread(seconds: float, function: Callable[[], Result]) -> Result:
