@@ -296,7 +296,6 @@ MUTATIONS = [
     ("rewards/endpoint_batches.py", "if self._given_up and", "if False and", REMOTE),
     ("rewards/failures.py", "if self._left <= 0:", "if False:", FAILURES),
     ("rewards/time_limit.py", "            self.begin()\n            raise", "            raise", FAILURES),
-    ("rewards/time_limit.py", "if tries or not own:", "if False:", FAILURES),
     ("rewards/time_limit.py", "traceback.clear_frames(interruption.__traceback__)", "pass", FAILURES),
     ("rewards/json_schema.py", "min(left, _PATTERN_TIMEOUT)", "_PATTERN_TIMEOUT", SCHEMA),
     ("rewards/json_schema.py", "if id(found.contents) in seen:", "if len(seen) > 9:", SCHEMA),

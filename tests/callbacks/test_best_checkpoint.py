@@ -3,6 +3,7 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -72,6 +73,7 @@ def test_it_is_safe_also_where_nothing_else_is_saved(scripted, tmp_path):
     [
         ({"patience": 3}, REWARDS, 5, 2),
         ({"patience": 5}, REWARDS, 7, 2),
+        ({"patience": np.int64(2), "min_improvement": np.float32(5)}, REWARDS, 3, 1),
         ({"patience": 2, "min_improvement": 5}, REWARDS, 3, 1),
         ({"patience": 2, "min_improvement": 1.9}, REWARDS, 4, 2),
         ({"patience": 2, "min_improvement": 2.0}, REWARDS, 3, 1),  # exactly as much is not more

@@ -324,7 +324,7 @@ def test_what_no_file_can_hold_is_named():
     with pytest.raises(UserError, match="model_init_kwargs holds a builtin_function_or_method, which no file can hold"):
         config.to_yaml()
     with pytest.raises(UserError, match="which JSON has no number for: use to_yaml"):
-        ReinforceLOOConfig(**CPU, reward_weights=[math.inf]).to_json()
+        ReinforceLOOConfig(**CPU, generation_kwargs={"temperature": math.inf}).to_json()
     with pytest.raises(UserError, match="keys that are no words"):
         ReinforceLOOConfig(**CPU, generation_kwargs={1: 2}).to_json()
 

@@ -32,7 +32,7 @@ METHODS = {
     "_log_completion_extra": (["self", "column", "values"], REWARDS),
     "_generate_and_score_completions": (["self", "inputs"], f"{REINFORCE}, {PPO}"),
     "_compute_loss": (["self", "model", "inputs"], REINFORCE),
-    "_tokenize_prompts": (["self", "prompts"], PPO),
+    "_tokenize_prompts": (["self", "prompts"], f"{EPISODES}, {PPO}"),
     "log": (["self", "logs", "start_time"], PPO),
     "_generate": (["self", "prompts"], EPISODES),
     "_tool_call_loop": (
@@ -110,8 +110,8 @@ ATTRIBUTES = {
         f"{REINFORCE}, `_entropy_coef_that_applies`",
     "if self._entropy_bonus_enabled:": f"{REINFORCE}, `_entropy_coef_that_applies`",
     "(entropies * effective_mask).sum() / effective_mask.sum().clamp(min=1.0) / accumulation_factor":
-        f"{REINFORCE}, `_to_global_mean`",
-    "self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)": f"{REINFORCE}, `_to_global_mean`",
+        f"{REINFORCE}, `_to_mean_of_step`",
+    "self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)": f"{REINFORCE}, `_to_mean_of_step`",
     "if self.args.use_bias_correction_kl:": f"{REINFORCE}, `_compute_loss`",
     "environment.reset(**": f"{EPISODES}, `_name_reset`",
 }  # fmt: skip

@@ -15,7 +15,7 @@ from trl_ext.callbacks import BestCheckpointCallback
 
 BATCH = 16
 CASES = ("loo", "value-model", "value-lora", "ema-target", "mean-follow", "loo-follow-lora", "greedy", "loo-json",
-         "value-turn", "loo-stop", "value-dapo")  # fmt: skip
+         "value-turn", "loo-stop", "value-dapo", "loo-accumulate")  # fmt: skip
 
 
 def some_unscorable(completion_ids, **_):
@@ -59,6 +59,8 @@ def train(case, folder, processes):
     options = SGD | {"learning_rate": 0.3}
     if "target" in case:  # the coefficient of the KL and the entropy bonus move
         options |= {"kl_target": 0.01, "kl_horizon": 50, "entropy_coef": 0.3, "entropy_decay": 0.5}
+    if "accumulate" in case:  # one process: 2 micro-batches of half, two processes: of a quarter
+        options |= {"gradient_accumulation_steps": 2, "entropy_coef": 0.5, "num_iterations": 1}
     if baseline_of(case) == "mean":  # some completions are longer
         options |= {"max_episode_len": 8, "max_completion_length": 8}
     if "follow" in case:
@@ -75,11 +77,11 @@ def train(case, folder, processes):
         extra["callbacks"] = [BestCheckpointCallback("reward", greater_is_better=False, patience=1)]
         options |= {"max_steps": 12}
     baseline = baseline_of(case)
+    options = {"num_iterations": 2, "gradient_accumulation_steps": 1} | options
+    options["per_device_train_batch_size"] = BATCH // processes // options["gradient_accumulation_steps"]
     trainer = loo_trainer(
-        folder, rewards=some_unscorable, baseline=baseline, per_device_train_batch_size=BATCH // processes, beta=0.1,
-        num_iterations=2, advantage_normalize="batch" if baseline == "value" else "none",
-        whiten_rewards=baseline == "value", trainer=extra,
-        **options,
+        folder, rewards=some_unscorable, baseline=baseline, beta=0.1, whiten_rewards=baseline == "value",
+        advantage_normalize="batch" if baseline == "value" else "none", trainer=extra, **options,
     )  # fmt: skip
     if case == "greedy":
         sampled_as_fixed(trainer)

@@ -1,5 +1,6 @@
 """Options: errors name the fix, and every name of stock PPO is taken."""
 
+import math
 import warnings
 from dataclasses import fields
 
@@ -120,6 +121,21 @@ def test_what_would_change_the_result_silently_is_an_error(tmp_path, kwargs, fix
         ({"sync_ref_model": True, "beta": 0.1}, "sync_ref_model=False"),
         ({"baseline": "critic"}, "'greedy' or 'value'"),
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
+        ({"max_completion_length": None}, "set the most tokens"),
+        ({"per_device_eval_batch_size": 0}, "from 1"),
+        ({"epsilon_high": -1}, "from 0"),
+        ({"delta": -1.0}, "from 0"),
+        ({"weight_decay": "x"}, "expects a number"),
+        ({"mask_truncated_completions": "x"}, "expects true or false"),
+        ({"top_entropy_quantile": 2}, "from 0 to 1"),
+        ({"top_p": 0}, "above 0"),
+        ({"sapo_temperature_pos": 0}, "above 0"),
+        ({"beta": math.inf}, "from 0"),
+        ({"kl_target": math.inf}, "from 0"),
+        ({"reward_weights": [math.nan]}, "finite"),
+        ({"reward_weights": "x"}, "a list"),
+        ({"num_generations_eval": 0}, "from 1"),
+        ({"steps_per_generation": -1}, "from 1"),
         ({"loss_type": "foo"}, "use 'grpo', 'bnpo', .* or 'vespo'"),
         ({"importance_sampling_level": "word"}, "'token' or 'sequence'"),
         ({"tool_errors": "hide"}, "'end' or 'tell'"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from episode_builders import agent, call, logged, spoken
 from trainer_builders import PROMPTS, loo_trainer, prompts, scored
 
@@ -236,3 +237,8 @@ def test_turns_are_trls_calls_of_tools_and_one_more(tmp_path):
 def test_limits_that_cannot_be_are_one_line(tmp_path, options, fix):
     with pytest.raises(UserError, match=fix):
         ReinforceLOOConfig(str(tmp_path), use_cpu=True, bf16=False, **options)
+
+
+def test_an_empty_prompt_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="the prompt '' has no token"):
+        loo_trainer(tmp_path, dataset=Dataset.from_dict({"prompt": ["", "a"] * 8})).train()

@@ -119,6 +119,15 @@ def test_a_checkpoint_without_the_coefficient_is_one_line(tmp_path, content):
         loo_trainer(tmp_path / "resumed", max_steps=2, **options).train(resume_from_checkpoint=str(path.parent))
 
 
+def test_a_checkpoint_of_an_adapter_without_its_weights_is_one_line(tmp_path):
+    lora = {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")}
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "reference": "ema"}
+    loo_trainer(tmp_path, trainer=lora, **options).train()
+    (tmp_path / "checkpoint-1" / "adapter_model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no adapter_model\.safetensors in .*checkpoint-1"):
+        loo_trainer(tmp_path, trainer=lora, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
 def test_a_checkpoint_without_a_value_function_is_one_line(tmp_path):
     loo_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     resumed = loo_trainer(tmp_path / "resumed", baseline="value", max_steps=2)

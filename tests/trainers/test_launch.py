@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from trl_ext import TrainingStopped, UserError, train
 
@@ -52,6 +54,32 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
     (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"epoch": 1.0, "glob')  # killed in mid-write
     train(trainer, resume_from_checkpoint=word)
     assert trainer.received == str(tmp_path / "checkpoint-20")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("trainer_state.json", b'{"epoch": 1.0, "glob'), ("value_function.safetensors", b""),
+     ("model.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{"), ("optimizer.pt", b"PK half"), ("rng_state.pth", b"")],
+)  # fmt: skip
+def test_a_broken_file_of_a_checkpoint_is_named_before_anything_is_loaded(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    trainer = Trainer()
+    with pytest.raises(UserError, match=rf"{name} is broken"):
+        train(trainer, resume_from_checkpoint=str(tmp_path))
+    assert trainer.received is None
+
+
+def test_whole_files_of_a_checkpoint_are_taken(tmp_path):
+    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    torch.save({"state": {}}, tmp_path / "optimizer.pt")
+    (tmp_path / "trainer_state.json").write_text("{}")
+    assert train(Trainer(), resume_from_checkpoint=str(tmp_path)) == "output"
+
+
+def test_an_adapter_without_its_weights_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"no adapter_model\.safetensors"):
+        train(Trainer(), resume_from_checkpoint=str(tmp_path))
 
 
 def test_a_stopped_run_returns_and_says_why(capsys):

@@ -22,6 +22,7 @@ from trainer_builders import (
     weights,
     whole,
 )
+from transformers import OPTConfig, OPTForCausalLM
 
 from trl_ext.errors import UserError
 from trl_ext.tiny import byte_tokenizer
@@ -329,6 +330,24 @@ def test_policy_and_value_function_both_learn(tmp_path, given):
 def test_values_start_at_0_with_the_default_head(tmp_path):
     output = scored(ppo_trainer(tmp_path))
     assert not output["old_values"].any()
+
+
+def test_the_head_reads_a_model_whose_decoder_is_called_past_its_base(tmp_path):
+    """OPT's language model calls `model.decoder`, not `model`."""
+    torch.manual_seed(0)
+    pad, eos = byte_tokenizer().pad_token_id, byte_tokenizer().eos_token_id
+    config = OPTConfig(vocab_size=len(byte_tokenizer()), hidden_size=32, ffn_dim=64, num_hidden_layers=2,
+                       num_attention_heads=2, word_embed_proj_dim=32, max_position_embeddings=64, dropout=0.0,
+                       pad_token_id=pad, eos_token_id=eos, bos_token_id=eos)  # fmt: skip
+    trainer = ppo_trainer(tmp_path, model=OPTForCausalLM(config), total_episodes=16)
+    head = trainer._value_function.head
+    torch.nn.init.normal_(head.weight)
+    model, ids = trainer.model.eval(), torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        values = model(input_ids=ids, with_values=True).state_values
+        hidden = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+        torch.testing.assert_close(values, head(hidden).squeeze(-1)[:, :-1])
+    trainer.train()
 
 
 def test_lora_trains(tmp_path):

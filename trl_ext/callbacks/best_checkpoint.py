@@ -4,6 +4,7 @@ import logging
 import math
 from typing import Any
 
+import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -53,6 +54,8 @@ class BestCheckpointCallback(KeptInTrainerState, TrainerCallback, ExportableStat
     ):
         if not isinstance(metric, str) or not metric:
             raise UserError(f"metric must be the name of a metric, such as 'eval_loss', not {metric!r}")
+        given: list[Any] = [x.item() if isinstance(x, np.generic) else x for x in (patience, min_improvement)]
+        patience, min_improvement = given
         if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
             raise UserError(f"patience must be a whole number of at least 1, or None, not {patience!r}")
         for name, value in (("greater_is_better", greater_is_better), ("restore_best", restore_best)):

@@ -8,12 +8,7 @@ from trl import GRPOConfig
 from ..configuration.values import describe, fit
 from ..errors import UserError
 
-_NUMBERS = (  # of TRL's options, those that are compared here
-    "epsilon", "beta", "entropy_coef", "learning_rate", "max_grad_norm", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "max_completion_length", "top_p", "temperature", "num_generations",
-    "steps_per_generation", "num_iterations", "max_steps", "seed", "num_train_epochs", "epsilon_high", "save_steps",
-    "logging_steps", "warmup_steps",
-)  # fmt: skip
+_PLAIN = {int, float, bool, type(None)}
 LONGEST_TIMEOUT = 1e6  # seconds; timers take no more than some such number
 
 
@@ -59,17 +54,21 @@ class EpisodeConfig(GRPOConfig):
         super().__post_init__()
 
     def _check_types(self):
-        """Of all choices, of the options that are not TRL's, and of some that are. A word that spells a number becomes
-        it."""
+        """Of all choices, numbers and switches, and of the other options that are not TRL's. A word that spells a
+        number becomes it, and so does one of NumPy's."""
         hints, theirs = get_type_hints(type(self)), {each.name for each in fields(GRPOConfig)}
         for name in (each.name for each in fields(self)):
             value, choices = getattr(self, name), get_args(hints[name])
+            if isinstance(value, np.generic | np.ndarray):
+                value = value.tolist()
+                setattr(self, name, value)
             if get_origin(hints[name]) is Literal:
                 if value not in choices:
                     names = ", ".join(map(repr, choices[:-1]))
                     raise UserError(f"{name}={value!r}: use {names} or {choices[-1]!r}.")
-            elif (name not in theirs or name in _NUMBERS) and name != "stop_token":  # PPO's has a message of its own
-                value = value.item() if isinstance(value, np.generic) else value
+            elif name != "stop_token" and (
+                name not in theirs or name == "reward_weights" or set(choices or [hints[name]]) <= _PLAIN
+            ):
                 value = os.fspath(value) if isinstance(value, os.PathLike) else value
                 try:
                     setattr(self, name, fit(value, hints[name]))

@@ -43,6 +43,13 @@ class EpisodeTrainer(GRPOTrainer):
         with torch.set_grad_enabled(torch.is_grad_enabled()):  # whatever tools and reward functions leave behind
             return super()._generate_and_score_completions(inputs)
 
+    def _tokenize_prompts(self, prompts):
+        result = super()._tokenize_prompts(prompts)
+        for prompt, ids in zip(prompts, result[0], strict=False):
+            if not len(ids):  # nothing to go on from: an error of indices, deep in Transformers
+                raise UserError(f"the prompt {prompt!r} has no token: filter empty prompts out of the data set.")
+        return result
+
     def _generate(self, prompts: list):
         mode, rollout_func = "train" if self.model.training else "eval", self.rollout_func
         limits = (self.args.max_episode_len, self.args.max_episode_turns)

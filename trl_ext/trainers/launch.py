@@ -2,7 +2,10 @@
 
 import inspect
 import json
+import zipfile
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from ..callbacks.stopping import TrainingStopped
 from ..checkpoints.naming import step_of
@@ -21,7 +24,8 @@ def train(trainer, **kwargs):
     Returns:
         what `trainer.train` returns; None for stock PPO (always) and for a run that was stopped.
     Raises:
-        UserError: no such checkpoint, or stock PPO is asked to resume, which it cannot.
+        UserError: no such checkpoint, one with a broken file or without the weights of its adapter, or stock PPO is
+            asked to resume, which it cannot.
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     checkpoint = kwargs.get("resume_from_checkpoint")
@@ -32,6 +36,8 @@ def train(trainer, **kwargs):
             f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} has "
             f"{', '.join(path.name for path in _checkpoints(trainer.args.output_dir)) or 'none'}."
         )
+    if isinstance(checkpoint, str):
+        _refuse_broken(Path(checkpoint))
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
@@ -52,6 +58,26 @@ def _newest_whole(folder: str) -> str:
     if not whole:
         raise UserError(f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint.")
     return str(whole[-1])
+
+
+def _refuse_broken(checkpoint: Path) -> None:
+    """Half a file, such as a full disk or a broken copy leaves it, by its frame alone: no weight is read."""
+    state = checkpoint / "trainer_state.json"
+    broken = [state] if state.exists() and not _is_json(state) else []
+    broken += [path for path in sorted(checkpoint.glob("*.safetensors")) if not _is_safetensors(path)]
+    broken += [path for path in sorted(checkpoint.glob("*.pt*")) if path.is_file() and not zipfile.is_zipfile(path)]
+    if broken:
+        raise UserError(f"{broken[0]} is broken: resume from another checkpoint, or copy this one again.")
+    if (checkpoint / "adapter_config.json").exists() and not list(checkpoint.glob("adapter_model.*")):
+        raise UserError(f"{checkpoint} has no adapter_model.safetensors: resume from another, or copy it again.")
+
+
+def _is_safetensors(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def _is_json(path: Path) -> bool:

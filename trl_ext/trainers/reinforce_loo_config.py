@@ -169,11 +169,27 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             ("learning_rate", 0, math.inf), ("max_grad_norm", 0, math.inf),
             ("per_device_train_batch_size", 1, math.inf), ("gradient_accumulation_steps", 1, math.inf),
             ("max_completion_length", 1, math.inf), ("top_p", 0, 1), ("num_iterations", 1, math.inf),
-            ("num_train_epochs", 0, math.inf), ("cliprange_value", 0, math.inf),
+            ("num_train_epochs", 0, math.inf), ("cliprange_value", 0, math.inf), ("epsilon_high", 0, math.inf),
+            ("per_device_eval_batch_size", 1, math.inf), ("num_generations_eval", 1, math.inf),
+            ("steps_per_generation", 1, math.inf), ("generation_batch_size", 1, math.inf), ("delta", 0, math.inf),
+            ("kl_target", 0, math.inf),
+            ("top_entropy_quantile", 0, 1), ("weight_decay", 0, math.inf),
         ):  # fmt: skip
             value = getattr(self, name)
-            require(value is None or low <= value <= high, f"{name}={value}: must be from {low} to {high:g}.")
-        require(self.temperature > 0, f"temperature={self.temperature}: sampling needs a number above 0.")
+            endless = value == math.inf and name in ("beta", "kl_target", "learning_rate")
+            fits = value is None or (low <= value <= high and not endless)
+            require(fits, f"{name}={value}: must be from {low} to {high:g}.")
+        for name in ("temperature", "top_p", "sapo_temperature_pos", "sapo_temperature_neg"):
+            value = getattr(self, name, 1.0)
+            require(value > 0, f"{name}={value}: must be above 0.")
+        require(
+            self.max_completion_length is not None,
+            "max_completion_length=None: set the most tokens that a completion may have.",
+        )
+        require(
+            self.reward_weights is None or all(map(math.isfinite, self.reward_weights)),
+            f"reward_weights={self.reward_weights}: each must be a finite number.",
+        )
         require(
             self.kl_in_reward or self.kl_estimator != "k1",
             "kl_estimator='k1' in the loss has a gradient that is zero on average: set kl_estimator='k2' or 'k3', or "

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -263,6 +264,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         else:
             advantages = self._group_advantages(inputs, rewards, mode)[local]
         output["advantages"] = self._finish_advantages(advantages, mask, mode)
+        output["learning_tokens"] = self.accelerator.gather(mask.sum()).sum()
         if per_token_logps is not None:
             self._log_rollouts(mode, output, per_token_logps, mask, own)
         return output
@@ -396,8 +398,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         ratio, epsilon = log_ratio.exp(), (self.epsilon_low, self.epsilon_high)
         clipped = torch.where(advantages > 0, ratio > 1 + epsilon[1], (ratio < 1 - epsilon[0]) & (advantages < 0))
         accumulation = self.current_gradient_accumulation_steps if mode == "train" else 1
-        if bonus and self.accelerator.num_processes > 1:
-            loss = loss - bonus * self._to_global_mean(entropies, mask) / accumulation
+        if bonus and mode == "train":
+            loss = loss - bonus * self._to_mean_of_step(entropies, mask, inputs, accumulation)
         one = torch.ones(1, device=loss.device)
         means = {
             "loss/policy_avg": (loss.detach().reshape(1) * accumulation, one),
@@ -431,15 +433,19 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             return 0.0
         return self.entropy_coef
 
-    def _to_global_mean(self, entropies: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """What makes the base class's entropy bonus, a mean over the tokens of a process, that over those of all: two
-        processes take the step of one."""
+    def _to_mean_of_step(self, entropies: torch.Tensor, mask: torch.Tensor, inputs: dict, accumulation: int):
+        """What makes the base class's entropy bonus, a mean over the tokens of a micro-batch, that over those of an
+        optimizer step: two processes, whose micro-batches are others, take the step of one. With
+        `top_entropy_quantile`, whose tokens a micro-batch chooses, over those of all processes alone."""
+        own = mask
         if self.top_entropy_quantile < 1.0:
-            mask = mask * self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
-        count = mask.sum()
-        total = self.accelerator.gather(count).sum() / self.accelerator.num_processes
-        weight = 1 / total.clamp(min=1e-9) - 1 / count.clamp(min=1.0)
-        return (entropies * mask).sum() * torch.where(count > 0, weight, 0.0)
+            own = mask * self.get_high_entropy_mask(entropies, mask, 1 - self.top_entropy_quantile)
+            of_step = self.accelerator.gather(own.sum()).sum() * accumulation
+        else:
+            of_step = inputs["learning_tokens"] * accumulation / self.args.steps_per_generation
+        wanted = self.accelerator.num_processes / of_step.clamp(min=1e-9)
+        base = 1 / own.sum().clamp(min=1.0) / accumulation
+        return (entropies * own).sum() * torch.where(own.sum() > 0, wanted - base, 0.0)
 
     def _aggregated(self, per_token: torch.Tensor, mask: torch.Tensor, inputs: dict, accumulation: int) -> torch.Tensor:
         """As the base class does with the policy's terms, so that coefficients weigh like with like and two processes
@@ -545,7 +551,9 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         policy = self.accelerator.unwrap_model(self.model)
         files = (os.path.join(folder, f"adapter_model.{suffix}") for suffix in ("safetensors", "bin"))
         sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
-        if REFERENCE_ADAPTER in getattr(policy, "peft_config", {}) and any(map(os.path.exists, files)) and not sharded:
+        if REFERENCE_ADAPTER in getattr(policy, "peft_config", {}) and not sharded:
+            if not any(map(os.path.exists, files)):
+                raise UserError(f"there is no adapter_model.safetensors in {folder}: resume from another checkpoint.")
             policy.load_adapter(folder, "default", is_trainable=True)
             policy.set_adapter("default")
 
@@ -556,7 +564,10 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             path = os.path.join(resume_from_checkpoint, VALUE_FILE)
             if not os.path.isfile(path):
                 raise UserError(f"there is no {path}: resume from a checkpoint of a run with baseline='value'.")
-            self._value_function.load_state_dict(load_file(path))
+            try:
+                self._value_function.load_state_dict(load_file(path))
+            except (SafetensorError, RuntimeError) as error:
+                raise UserError(f"{path} is broken, or of another value function: {error}.") from error
 
 
 def _check_adapter(model: Any) -> None:

@@ -65,13 +65,20 @@ def add_value_function(model: PreTrainedModel, value_function: ValueFunction) ->
         if not with_values:
             return inner_forward(*args, **kwargs)
         hidden_states = []
-        handle = self.base_model.register_forward_hook(lambda _m, _a, out: hidden_states.append(out.last_hidden_state))
+        decoders = {
+            id(module): module for module in (self.base_model, self.get_decoder())
+        }  # OPT calls the second alone
+        handles = [
+            module.register_forward_hook(lambda _m, _a, out: hidden_states.append(out.last_hidden_state))
+            for module in decoders.values()
+        ]
         try:
             output = inner_forward(*args, **kwargs)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         known = {name: getattr(output, name, None) for name in CausalLMOutputWithValues.__dataclass_fields__}
-        known["state_values"] = self.value_function(hidden_states[0], **kwargs)[:, :-1]
+        known["state_values"] = self.value_function(hidden_states[-1], **kwargs)[:, :-1]
         return CausalLMOutputWithValues(**known)
 
     model.forward = types.MethodType(forward_with_values, model)
