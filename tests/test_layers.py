@@ -24,6 +24,7 @@ LAYERS = (
     "configuration",
     "rewards",
     "callbacks",
+    "generation",
     "trainers",
     "reporting",
     "sweep",

@@ -4,10 +4,12 @@ import importlib
 
 # Resolved on first use: `trl_ext.monitor` must work on a machine without torch or TRL
 _HOME = {
+    "FastGeneration": "trl_ext.generation",
     "PPOConfig": "trl_ext.trainers",
     "PPOTrainer": "trl_ext.trainers",
     "ReinforceLOOConfig": "trl_ext.trainers",
     "ReinforceLOOTrainer": "trl_ext.trainers",
+    "compile_layers": "trl_ext.trainers",
     "train": "trl_ext.trainers",
     "AnomalyDetectionCallback": "trl_ext.callbacks",
     "BestCheckpointCallback": "trl_ext.callbacks",

@@ -136,6 +136,7 @@ def test_what_would_change_the_result_silently_is_an_error(tmp_path, kwargs, fix
         ({"reward_weights": "x"}, "a list"),
         ({"num_generations_eval": 0}, "from 1"),
         ({"steps_per_generation": -1}, "from 1"),
+        ({"sampling_correction": True}, "set fast_generation=True"),
         ({"loss_type": "foo"}, "use 'grpo', 'bnpo', .* or 'vespo'"),
         ({"importance_sampling_level": "word"}, "'token' or 'sequence'"),
         ({"tool_errors": "hide"}, "'end' or 'tell'"),

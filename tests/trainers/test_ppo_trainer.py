@@ -22,11 +22,12 @@ from trainer_builders import (
     weights,
     whole,
 )
-from transformers import OPTConfig, OPTForCausalLM
+from transformers import GPT2Model, OPTConfig, OPTForCausalLM, OPTModel, Qwen2Model
 
 from trl_ext.errors import UserError
 from trl_ext.tiny import byte_tokenizer
 from trl_ext.trainers import PPOTrainer
+from trl_ext.trainers.reward_model import last_hidden_states
 
 STOCK_METRICS = {
     "eps", "objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward",
@@ -348,6 +349,20 @@ def test_the_head_reads_a_model_whose_decoder_is_called_past_its_base(tmp_path):
         hidden = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
         torch.testing.assert_close(values, head(hidden).squeeze(-1)[:, :-1])
     trainer.train()
+
+
+@pytest.mark.parametrize("model_class", [Qwen2Model, GPT2Model, OPTModel])
+def test_a_backbone_gives_the_states_that_the_stock_call_gives(model_class):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+    more = {
+        Qwen2Model: {"intermediate_size": 64, "num_key_value_heads": 2},
+        OPTModel: {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    }
+    model = model_class(model_class.config_class(**sizes, **more.get(model_class, {}))).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+    states = model(**inputs, output_hidden_states=True, use_cache=False).hidden_states[-1]
+    assert torch.equal(last_hidden_states(model, **inputs), states)
 
 
 def test_lora_trains(tmp_path):

@@ -115,6 +115,18 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
         },
     )
 
+    fast_generation: bool = field(
+        default=False,
+        metadata={"help": "Generate with a compiled copy of the policy in 16 bits, on a GPU. See docs/generation.md."},
+    )
+    sampling_correction: bool = field(
+        default=False,
+        metadata={"help": "With fast_generation: TRL's importance sampling corrects what 16 bits sample otherwise."},
+    )
+    compile_layers: bool = field(
+        default=False, metadata={"help": "Compile each layer of the models that train or score. Adds a minute or two."}
+    )
+
     def __post_init__(self):
         self._check_types()
         self._check_options()
@@ -189,6 +201,10 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
         require(
             self.reward_weights is None or all(map(math.isfinite, self.reward_weights)),
             f"reward_weights={self.reward_weights}: each must be a finite number.",
+        )
+        require(
+            self.fast_generation or not self.sampling_correction,
+            "sampling_correction=True corrects fast generation alone: set fast_generation=True as well.",
         )
         require(
             self.kl_in_reward or self.kl_estimator != "k1",

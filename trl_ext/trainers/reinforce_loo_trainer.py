@@ -27,9 +27,11 @@ from ..functional import (
     scaled_by_group,
     token_log_probs,
 )
+from ..generation import FastGeneration
 from ..rewards.options import LARGEST
 from ..rewards.probing import is_probing
 from .baselines import GroupBaseline
+from .compiled_layers import compile_layers
 from .episodes import EpisodeTrainer
 from .greedy import greedy_rewards
 from .json_actions import JsonActions
@@ -55,6 +57,7 @@ MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 
 
 STATE_FILE = "reinforce_loo_state.json"  # in a checkpoint: the moving average of rewards, the coefficient of the KL
+SCORED_AT_ONCE = 16_384  # tokens
 
 
 class ReinforceLOOTrainer(EpisodeTrainer):
@@ -113,6 +116,12 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             add_value_function(base, self._value_function)
             if self.use_vllm:
                 hide_from_vllm(self.vllm_generation)
+        if args.compile_layers:
+            for each in (self.model, self.ref_model):
+                if each is not None:
+                    compile_layers(each)
+        if args.fast_generation:
+            FastGeneration(self, correct=args.sampling_correction).start()
 
     def _check_pad_token(self):
         rows, pad_id = getattr(self.model.get_input_embeddings(), "num_embeddings", None), self._tokenizer.pad_token_id
@@ -165,6 +174,9 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         compute_aux_loss=False, **multimodal,
     ):  # fmt: skip
         values, scoring = [], self._scoring
+        if batch_size is not None and not torch.is_grad_enabled() and input_ids.device.type == "cuda":
+            # Without gradients large pieces take no more memory than one that trains, and far less of the host's time
+            batch_size = max(batch_size, SCORED_AT_ONCE // input_ids.size(1))
         with_values = self.args.baseline == "value" and (scoring is None or scoring["policy_next"])
 
         def recording_model(**inputs):

@@ -3,7 +3,18 @@
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from trl.trainer.utils import pad
+
+
+def last_hidden_states(backbone: Any, **inputs: Any) -> torch.Tensor:
+    """`(B, L, hidden)` of a model with a `score` head, by the call that stock PPO makes. Of Transformers' own models
+    the states of the other layers are not asked for: they would be kept for nothing, and no layer be compiled."""
+    if isinstance(backbone, PreTrainedModel) and getattr(backbone.config, "tie_last_hidden_states", None) is not False:
+        output = backbone(**inputs, return_dict=True, use_cache=False)
+        if getattr(output, "last_hidden_state", None) is not None:
+            return output.last_hidden_state
+    return backbone(**inputs, return_dict=True, output_hidden_states=True, use_cache=False).hidden_states[-1]
 
 
 @torch.no_grad()
@@ -31,14 +42,12 @@ def score_completions(
         )
         last = ids.size(1) - 1 - mask.flip(1).argmax(1)
         ids, mask, last = ids.to(device), mask.to(device).bool(), last.to(device)
-        output = backbone(
+        hidden = last_hidden_states(
+            backbone,
             input_ids=ids.masked_fill(~mask, 0),
             attention_mask=mask,
             position_ids=mask.cumsum(1) - mask.long(),
-            return_dict=True,
-            output_hidden_states=True,
-            use_cache=False,
         )
-        values = reward_model.score(output.hidden_states[-1]).squeeze(-1)
+        values = reward_model.score(hidden).squeeze(-1)
         scores += values[torch.arange(len(prompts), device=device), last].tolist()
     return scores

@@ -10,6 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .reward_model import last_hidden_states
+
 VALUE_FILE = "value_function.safetensors"
 PREFIX = "value_function."
 
@@ -51,8 +53,7 @@ class ValueFunction(nn.Module):
             return self.head(hidden_states.to(self.head.weight.dtype)).squeeze(-1).float()
         backbone = getattr(self.value_model, str(self.value_model.base_model_prefix))
         inputs = {k: model_inputs[k] for k in ("input_ids", "attention_mask", "position_ids") if k in model_inputs}
-        output = backbone(**inputs, return_dict=True, output_hidden_states=True, use_cache=False)
-        return self.value_model.score(output.hidden_states[-1]).squeeze(-1).float()
+        return self.value_model.score(last_hidden_states(backbone, **inputs)).squeeze(-1).float()
 
 
 def add_value_function(model: PreTrainedModel, value_function: ValueFunction) -> None:

@@ -1,0 +1,224 @@
+"""The trainer samples what it sampled before, from a twin with a static cache; a CPU, where nothing compiles by itself,
+stands for the card."""
+
+import warnings
+
+import pytest
+import torch
+from peft import LoraConfig
+from trainer_builders import COMMON, absolute_policy, letter_share, loo_trainer, policy, ppo_trainer, prompts, weights
+from transformers import CompileConfig, GenerationConfig, PrinterCallback
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+
+from trl_ext.errors import UserError
+from trl_ext.generation import FastGeneration, fast_generation
+from trl_ext.generation.fast_generation import _static
+from trl_ext.tiny import byte_tokenizer
+
+
+def stock(tmp_path, config=GRPOConfig, trainer=GRPOTrainer, model=None, **options):
+    if config is RLOOConfig:  # it loads its reference by name
+        policy().save_pretrained(tmp_path / "policy")
+        model = str(tmp_path / "policy")
+    common = {"max_completion_length": 12, "num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 3}
+    args = config(str(tmp_path / "run"), **(COMMON | common | {"beta": 0.0} | options))
+    built = trainer(model or policy(), letter_share, args, train_dataset=prompts(), processing_class=byte_tokenizer())
+    built.remove_callback(PrinterCallback)
+    return built
+
+
+def with_lora(tmp_path, **options):
+    return loo_trainer(tmp_path, trainer={"peft_config": LoraConfig(r=4, target_modules="all-linear")}, **options)
+
+
+TRAINERS = {
+    "grpo": stock,
+    "rloo": lambda tmp_path, **options: stock(tmp_path, RLOOConfig, RLOOTrainer, **options),
+    "loo": loo_trainer,
+    "lora": with_lora,
+    "value": lambda tmp_path, **options: loo_trainer(tmp_path, baseline="value", num_generations=1, **options),
+    "greedy": lambda tmp_path, **options: loo_trainer(tmp_path, baseline="greedy", **options),
+    "ppo": ppo_trainer,
+}
+
+
+def trained(trainer, fast=None):
+    """What a run samples, and the weights it ends with."""
+    sampled, inner = [], trainer._generate_single_turn
+
+    def noting(*args, **kwargs):
+        result = inner(*args, **kwargs)
+        sampled.append(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    trainer._generate_single_turn = noting
+    if fast is not None:
+        fast.start()
+    torch.manual_seed(5)
+    trainer.train()
+    return sampled, weights(trainer.model)
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_run_samples_and_learns_what_it_did_without(kind, tmp_path, on_cpu):
+    sampled, learned = trained(TRAINERS[kind](tmp_path / "before"))
+    trainer = TRAINERS[kind](tmp_path / "fast")
+    generation = FastGeneration(trainer, dtype=torch.float32)
+    again, weights_again = trained(trainer, generation)
+    assert generation.refused is None and generation._twin is not None
+    assert again == sampled and len(sampled) >= 2
+    for name, value in learned.items():
+        torch.testing.assert_close(weights_again[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_when_the_context_ends_the_trainer_generates_as_before(tmp_path, on_cpu):
+    trainer = stock(tmp_path)
+    with FastGeneration(trainer, dtype=torch.float32, correct=True) as generation:
+        trainer.train()
+        assert generation._twin is not None and trainer.use_vllm
+    assert generation._twin is None and not trainer.use_vllm
+    assert not {"_generate_single_turn", "_generate"} & set(vars(trainer))
+    assert "generate" not in vars(trainer.model)
+
+
+def test_what_is_noted_is_the_log_probability_under_the_policy_that_sampled(tmp_path, on_cpu):
+    """One number a token, at the temperature at which it was drawn."""
+    trainer = stock(tmp_path, temperature=0.7)
+    FastGeneration(trainer, dtype=torch.float32, correct=True).start()
+    rows = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(rows)
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    length = output["completion_ids"].size(1)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1] / 0.7
+    wanted = logits.log_softmax(-1).gather(2, output["completion_ids"].unsqueeze(2)).squeeze(2)
+    own = output["completion_mask"].bool()
+    torch.testing.assert_close(output["sampling_per_token_logps"][own], wanted[own], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "loo"])
+def test_importance_sampling_weighs_what_another_precision_sampled(kind, tmp_path, on_cpu):
+    trainer = TRAINERS[kind](tmp_path, logging_steps=1)
+    with FastGeneration(trainer, dtype=torch.bfloat16, correct=True):
+        trainer.train()
+    rows = [row for row in trainer.state.log_history if "sampling/importance_sampling_ratio/mean" in row]
+    assert rows and all(0.9 < row["sampling/importance_sampling_ratio/mean"] < 1.1 for row in rows)
+    assert all(0 < row["sampling/sampling_logp_difference/mean"] < 0.1 for row in rows)
+
+
+def test_a_batch_of_fewer_rows_is_filled_up_and_the_rest_is_idle(tmp_path, on_cpu):
+    trainer = stock(tmp_path)
+    generation = FastGeneration(trainer, dtype=torch.float32).start()
+    tokenizer = byte_tokenizer()
+    many = tokenizer(["one", "two, three", "four", "five"] * 4)["input_ids"]
+    trainer.generation_config.do_sample = False
+    whole, _ = trainer._generate_single_turn(many, None, {}, 1)
+    for rows in (16, 11, 4, 3, 1):
+        few, _ = trainer._generate_single_turn(many[:rows], None, {}, 1)
+        assert few == whole[:rows]
+    assert generation._most_rows == 16
+
+
+def compiling(config, backend="eager"):
+    config.compile_config = CompileConfig(backend=backend, mode=None, fullgraph=False)
+    config.compile_config._compile_all_devices = True
+
+
+def test_nothing_is_compiled_again_after_the_first_batch(tmp_path, on_cpu):
+    """Prompts of other lengths, and fewer of them: the caches are of one size."""
+    torch._dynamo.reset()
+    trainer = stock(tmp_path)
+    compiling(trainer.generation_config)
+    generation = FastGeneration(trainer, dtype=torch.float32).start()
+    tokenizer = byte_tokenizer()
+    seen = []
+    for texts in (["one"] * 16, ["four, five"] * 16, ["a", "much longer prompt than these"] * 8, ["six"] * 9):
+        trainer._generate_single_turn(tokenizer(texts)["input_ids"], None, {}, 1)
+        seen.append(generation.compilations)
+    assert seen[0] > 0 and seen == seen[:1] * 4
+    trainer._generate_single_turn(tokenizer(["long " * 30] * 16)["input_ids"], None, {}, 1)
+    assert generation.compilations > seen[0]  # another bucket
+
+
+def test_the_cache_is_as_long_as_the_bucket_of_prompt_and_completion():
+    config = GenerationConfig(max_new_tokens=100, do_sample=True, disable_compile=True)
+    static = _static(config, 221)
+    assert (static.max_cache_len, static.cache_implementation, static.disable_compile) == (384, "static", False)
+    assert config.cache_implementation is None and config.disable_compile
+
+
+# Refused ------------------------------------------------------------------------------------------------------------
+
+
+def refused(trainer, **options):
+    generation = FastGeneration(trainer, **({"dtype": torch.float32} | options)).start()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    named = [str(each.message) for each in told if "generation goes on as" in str(each.message)]
+    assert len(named) == 1 and generation.refused in named[0] and generation._twin is None
+    assert trainer.state.global_step == 3
+    return generation.refused
+
+
+def test_on_a_cpu_generation_goes_on_as_before(tmp_path):
+    assert "the model is on cpu" in refused(stock(tmp_path))
+
+
+def test_beams_are_not_for_it(tmp_path, on_cpu):
+    assert refused(stock(tmp_path, generation_kwargs={"num_beams": 2, "do_sample": False})) == "num_beams=2"
+
+
+def test_a_cache_that_was_asked_for_stays(tmp_path, on_cpu):
+    trainer = stock(tmp_path)
+    trainer.generation_config.cache_implementation = "offloaded"
+    inputs = {"input_ids": torch.ones(1, 1), "generation_config": trainer.generation_config}
+    assert "'offloaded' was asked for" in FastGeneration(trainer)._cannot(trainer.model, inputs)
+
+
+def test_a_twin_that_says_something_else_does_not_sample(tmp_path, on_cpu):
+    trainer = stock(tmp_path)
+    inner = trainer.model.forward
+
+    def scaled(*args, **kwargs):
+        output = inner(*args, **kwargs)
+        if getattr(output, "logits", None) is not None:
+            output.logits = output.logits * 3
+        return output
+
+    trainer.model.forward = scaled
+    assert "nats a token from it" in refused(trainer)
+
+
+def test_what_the_compiler_cannot_take_goes_on_as_before(tmp_path, on_cpu, monkeypatch):
+    trainer = stock(tmp_path, model=absolute_policy())
+
+    def cannot(*args, **kwargs):
+        raise RuntimeError("an operator\nthat is not known")
+
+    monkeypatch.setattr(fast_generation, "_static", cannot)
+    assert refused(trainer) == "RuntimeError: an operator that is not known"
+
+
+def test_no_room_on_the_card_goes_on_as_before(tmp_path, on_cpu, monkeypatch):
+    def no_room(*args, **kwargs):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(fast_generation, "Twin", no_room)
+    assert "no room" in refused(stock(tmp_path), correct=True)
+
+
+def test_a_trainer_that_does_not_generate_and_one_that_generates_otherwise_are_errors(tmp_path):
+    args = SFTConfig(str(tmp_path), **COMMON)
+    sft = SFTTrainer(policy(), args, train_dataset=prompts().rename_column("prompt", "text"),
+                     processing_class=byte_tokenizer())  # fmt: skip
+    with pytest.raises(UserError, match="SFTTrainer does not generate"):
+        FastGeneration(sft)
+    trainer = stock(tmp_path)
+    trainer.use_vllm = True
+    with pytest.raises(UserError, match="use_vllm=True generates in its own way"):
+        FastGeneration(trainer)
+    with pytest.raises(UserError, match="RLOOTrainer has no importance sampling"):
+        FastGeneration(stock(tmp_path, RLOOConfig, RLOOTrainer), correct=True)

@@ -1,0 +1,5 @@
+"""Compiled generation for TRL's trainers and ours."""
+
+from .fast_generation import FastGeneration
+
+__all__ = ["FastGeneration"]

@@ -1,0 +1,261 @@
+"""Generation as fast as the card allows, inside a trainer of TRL or ours."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import utils as generation_utils
+
+from ..errors import UserError
+from .buckets import length_bucket, rows_bucket
+from .sampling_record import IdleRows, SamplingRecord
+from .twin import NoTwinError, Twin, base_of
+
+logger = logging.getLogger(__name__)
+FARTHEST = 0.1  # nats a token, on the prompts of the first batch, between the policy and its twin
+DEVICES = ("cuda",)  # where Transformers compiles
+
+
+class FastGeneration:
+    """Makes `trainer` generate with a compiled twin of its policy in 16 bits: a static cache, CUDA graphs, attention
+    over the cache as it is, and no wait for the card after each token.
+
+        with FastGeneration(trainer):
+            trainer.train()
+
+    What is sampled stays a sample of the policy but for the rounding of 16 bits; `correct=True` weighs it by TRL's
+    importance sampling (`vllm_importance_sampling_correction` and its options), and logs how far the two are apart.
+
+    The first batch compiles, for a minute or less; later ones do not, as long as the batch is no larger and prompt and
+    completion together stay in the same bucket (64 tokens, or an eighth of the power of two above).
+
+    A model that cannot be compiled or has no twin generates as before, after one warning that says why. So does what
+    the options ask for and a static cache cannot give: images, beams, a cache of another kind.
+
+    Args:
+        trainer: stock GRPO or RLOO of TRL, or ours.
+        dtype: of the twin. Weights of the policy that have it are shared, others copied before each batch.
+        correct: importance sampling, in GRPO and ours; one more forward of the policy a batch where the trainer makes
+            none. RLOO has none.
+    Attributes:
+        compilations: graphs compiled so far.
+        refused: why the trainer generates as before, or None.
+    Raises:
+        UserError: the trainer generates with vLLM or continuous batching, or is none that generates.
+    """
+
+    def __init__(self, trainer: Any, dtype: torch.dtype = torch.bfloat16, correct: bool = False) -> None:
+        if not hasattr(trainer, "_generate_single_turn"):
+            raise UserError(f"{type(trainer).__name__} does not generate as TRL's GRPO and RLOO trainers do")
+        for other in ("use_vllm", "use_transformers_continuous_batching"):
+            if getattr(trainer, other, False):
+                raise UserError(f"{other}=True generates in its own way: drop it, or fast generation")
+        if correct and not hasattr(trainer, "vllm_importance_sampling_correction"):
+            raise UserError(f"{type(trainer).__name__} has no importance sampling: set correct=False")
+        self.trainer, self.dtype, self.correct = trainer, dtype, correct
+        self.compilations = 0
+        self.refused: str | None = None
+        self._twin: Twin | None = None
+        self._most_rows = 0
+        self._record: SamplingRecord | None = None
+        self._replaced: dict[str, Any] = {}
+
+    # On and off -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> "FastGeneration":
+        """As entering the context does; `stop` ends it."""
+        trainer = self.trainer
+        if not self._replaced:
+            self._replaced = {"_generate_single_turn": trainer._generate_single_turn}
+            trainer._generate_single_turn = self._turn
+            if self.correct:
+                self._replaced["_generate"] = trainer._generate
+                trainer._generate = self._generate_all
+                trainer.vllm_importance_sampling_correction = True
+                trainer.use_vllm = True  # what TRL asks before it weighs; not while it generates
+        return self
+
+    def stop(self) -> None:
+        """The trainer generates as before; the twin and its graphs are freed."""
+        for name in self._replaced:
+            self.trainer.__dict__.pop(name, None)
+        if "_generate" in self._replaced:
+            self.trainer.use_vllm = False
+        self._replaced = {}
+        self.release()
+
+    def __enter__(self) -> "FastGeneration":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def release(self) -> None:
+        """Frees the twin and the graphs; the next batch makes them again."""
+        if self._twin is not None:
+            self._twin = None
+            torch._dynamo.reset()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    # What TRL calls ---------------------------------------------------------------------------------------------------
+
+    def _generate_all(self, *args: Any, **kwargs: Any) -> Any:
+        self.trainer.use_vllm = False
+        try:
+            return self._replaced["_generate"](*args, **kwargs)
+        finally:
+            self.trainer.use_vllm = self.refused is None
+
+    def _turn(self, *args: Any, **kwargs: Any) -> Any:
+        original = self._replaced["_generate_single_turn"]
+        if self.refused is not None:
+            return original(*args, **kwargs)
+        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        self._record = None
+        policy.generate = lambda **inputs: self._generate(policy, **inputs)  # TRL calls the model's `generate`
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            policy.__dict__.pop("generate", None)
+        if self._record is None or not isinstance(result, tuple):
+            return result
+        completion_ids, log_probabilities, *rest = result
+        return completion_ids, log_probabilities or self._record.of(completion_ids), *rest
+
+    def _generate(self, policy: Any, **inputs: Any) -> torch.Tensor:
+        """In the place of `policy.generate`, with its arguments."""
+        reason = self._cannot(policy, inputs)
+        if reason is None:
+            try:
+                return self._with_twin(policy, **inputs)
+            except NoTwinError as error:
+                reason = str(error)
+            except torch.cuda.OutOfMemoryError:
+                reason = "the card has no room for the twin, its cache and its graphs"
+            except Exception as error:  # of the compiler, or of a model that does not take a static cache
+                if self._is_sharded(policy):  # the other processes are not here: going on alone would wait for them
+                    raise
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self._refuse(reason)
+        return type(policy).generate(policy, **inputs)
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        self._record = None
+        self.release()
+        warnings.warn(f"generation goes on as without fast generation: {reason}", stacklevel=2)
+
+    def _cannot(self, policy: Any, inputs: dict[str, Any]) -> str | None:
+        config = inputs["generation_config"]
+        others = sorted(set(inputs) - {"input_ids", "attention_mask", "generation_config"})
+        device = inputs["input_ids"].device.type
+        accelerator = self.trainer.accelerator
+        if device not in DEVICES:
+            return f"the model is on {device}, and Transformers compiles on {' or '.join(DEVICES)}"
+        if others:
+            return f"the model is given {', '.join(others)} besides tokens"
+        if base_of(policy).config.is_encoder_decoder:
+            return "the model has an encoder"
+        if (config.num_beams or 1) > 1:
+            return f"num_beams={config.num_beams}"
+        if config.cache_implementation not in (None, "static", "dynamic"):
+            return f"cache_implementation={config.cache_implementation!r} was asked for"
+        if str(accelerator.distributed_type).endswith("DEEPSPEED") and accelerator.deepspeed_plugin.zero_stage == 3:
+            return "ZeRO-3 holds a part of every weight; FSDP2 works"
+        if getattr(accelerator, "is_fsdp2", False) is False and str(accelerator.distributed_type).endswith("FSDP"):
+            return "FSDP 1 holds a part of every weight in a form of its own; fsdp_version: 2 works"
+        return None
+
+    @staticmethod
+    def _is_sharded(policy: Any) -> bool:
+        return any(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
+
+    # With the twin ----------------------------------------------------------------------------------------------------
+
+    def _with_twin(self, policy: Any, input_ids: Any, attention_mask: Any, generation_config: Any) -> torch.Tensor:
+        with torch.autocast(input_ids.device.type, enabled=False):
+            if self._twin is None:
+                self._twin = Twin(policy, self.dtype)
+                self._compare(policy, self._twin, input_ids, attention_mask)
+            else:
+                self._twin.refresh(policy)
+            model = self._twin.model
+            model.generation_config = policy.generation_config  # with what TRL set in it
+            rows = len(input_ids)
+            size = rows_bucket(rows, self._most_rows)
+            self._most_rows = max(self._most_rows, rows)
+            stops = StoppingCriteriaList()
+            processors = LogitsProcessorList()
+            if size > rows:
+                input_ids, attention_mask = (
+                    torch.cat([tensor, tensor[:1].expand(size - rows, -1)]) for tensor in (input_ids, attention_mask)
+                )
+                stops.append(IdleRows(rows))
+            if self.correct and generation_config.do_sample:
+                self._record = SamplingRecord(generation_config.temperature or 1.0)
+                processors.append(self._record.processor)
+                stops.append(self._record)
+            before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            with _deferred_stop():
+                output = model.generate(
+                    input_ids=input_ids, attention_mask=attention_mask,
+                    generation_config=_static(generation_config, input_ids.size(1)),
+                    logits_processor=processors, stopping_criteria=stops,
+                )  # fmt: skip
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+        if compiled:
+            logger.info("compiled generation for %d rows of %d tokens", size, output.size(1))
+        self.compilations += compiled
+        return output[:rows]
+
+    @torch.no_grad()
+    def _compare(self, policy: Any, twin: Twin, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> None:
+        """A twin that computes something else must not sample: what is patched into a policy is not in its class."""
+        few = {"input_ids": input_ids[:4], "attention_mask": attention_mask[:4]}
+        was_training = policy.training
+        policy.eval()
+        try:
+            with self.trainer.accelerator.autocast():
+                wanted = policy(**few, use_cache=False).logits[:, -1].float().log_softmax(-1)
+        finally:
+            policy.train(was_training)
+        got = twin.model(**few, use_cache=False).logits[:, -1].float().log_softmax(-1)
+        distance = ((wanted - got).abs() * wanted.exp()).sum(-1).mean().item()
+        if not distance <= FARTHEST:
+            raise NoTwinError(f"a copy of the policy in {self.dtype} is {distance:.2g} nats a token from it")
+
+
+def _static(config: Any, prompt_length: int) -> Any:
+    """The trainer's generation_config with a static cache, whose length is that of a bucket."""
+    static = copy.deepcopy(config)
+    static.disable_compile = False
+    static.cache_implementation = "static"
+    longest = prompt_length + static.max_new_tokens if static.max_new_tokens is not None else static.max_length
+    static.max_cache_len = length_bucket(longest)
+    return static
+
+
+@contextmanager
+def _deferred_stop() -> Iterator[None]:
+    """Transformers' own check of the ends one step late, which it makes on Apple's chips alone: without it the host
+    waits for the card after each token."""
+    check = getattr(generation_utils, "DeferredStopCheck", None)
+    if check is None:  # older Transformers
+        yield
+        return
+    kept = check.__dict__["is_supported"]
+
+    def is_supported(device: torch.device, cache: Any, cache_is_returned: bool, is_assistant: bool) -> bool:
+        return device.type == "cuda" and not cache_is_returned and not is_assistant
+
+    check.is_supported = staticmethod(is_supported)
+    try:
+        yield
+    finally:
+        check.is_supported = kept
