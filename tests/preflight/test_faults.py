@@ -17,6 +17,7 @@ from subjects import (
     ppo,
     prompts,
     reward,
+    rloo,
     sft,
 )
 from tokenizers import processors
@@ -556,14 +557,50 @@ def test_an_exception_of_a_reward_function_is_a_failure_and_the_rest_goes_on(tmp
     assert {c.message for c in errors.values() if c.status == SKIP} == {f"needs what failed in {told.family}"}
 
 
-def test_a_reward_function_that_returns_texts_is_named(tmp_path):
-    def good_or_bad(completions, **_):
-        return ["good"] * len(completions)
+ANSWERS = {
+    "texts": lambda n: ["good"] * n, "one too few": lambda n: [1.0] * (n - 1), "nothing": lambda n: None,
+    "a number": lambda n: 1.0, "lists": lambda n: [[1.0]] * n,
+}  # fmt: skip
 
-    trainer = grpo(tmp_path, rewards=[letter_share, good_or_bad])
-    trainer.remove_callback(PrinterCallback)
-    (told,) = [c for c in preflight(trainer, quick=True, families=["advantages"]).checks if c.name == "error"]
+
+@pytest.mark.parametrize("build", [loo, grpo, rloo, ppo])
+@pytest.mark.parametrize("what", ANSWERS)
+def test_a_reward_function_whose_answer_cannot_be_read_is_named_once(what, build, tmp_path):
+    def good_or_bad(completions, **_):
+        return ANSWERS[what](len(completions))
+
+    trainer = build(tmp_path, rewards=[letter_share, good_or_bad])
+    (told,) = failures(trainer, "alignment", "advantages", "mini_run")
     assert "when the reward function good_or_bad had answered" in told.message
+
+
+def test_a_reward_function_that_fails_in_the_mini_run_alone_is_named_there(tmp_path):
+    def later(completions, trainer_state, **_):
+        return [1.0 + i for i in range(len(completions))] if not trainer_state.global_step else ["good"]
+
+    (told,) = failures(loo(tmp_path, rewards=later), "advantages", "mini_run")
+    assert told.family == "mini_run" and "when the reward function later had answered" in told.message
+
+
+@pytest.mark.parametrize("build", [loo, grpo])
+def test_rewards_that_are_all_missing_are_told_of_the_batch_and_of_the_function(build, tmp_path):
+    def nothing(completions, **_):
+        return [None] * len(completions)
+
+    assert [c.name for c in failures(build(tmp_path, rewards=nothing))] == ["scored", "function nothing"]
+
+
+def test_data_that_is_not_there_is_told_once(tmp_path):
+    trainer = dpo(tmp_path)
+    trainer.train_dataset = trainer.train_dataset.select([])  # as where all of it is longer than max_length
+    assert [c.name for c in failures(trainer)] == ["rows"]
+    assert [c.name for c in failures(loo(tmp_path, dataset=prompts([""] * 32)))] == ["empty"]
+
+
+def failures(trainer, *families):
+    trainer.remove_callback(PrinterCallback)
+    report = preflight(trainer, quick=True, families=families or None)
+    return [check for check in report.checks if check.status == FAIL]
 
 
 # Gradient ----------------------------------------------------------------------------------------------------------
@@ -609,9 +646,11 @@ def sft_like(tmp_path, model):
 
 
 def test_a_policy_without_weights_that_train_is_found(tmp_path):
-    trainer = sft(tmp_path)
-    trainer.model.requires_grad_(False)
-    assert looked_at(trainer, "gradient")["error"].status == FAIL  # nothing to differentiate
+    for build in (loo, sft):
+        trainer = build(tmp_path)
+        trainer.model.requires_grad_(False)
+        (told,) = failures(trainer)
+        assert "no parameter trains" in told.message
     found = looked_at(loo_lora(tmp_path), "gradient")["every_parameter"]
     assert found.status == PASS and found.numbers["trainable"] > 10  # A has no gradient while B is zero
 
@@ -643,8 +682,8 @@ def test_a_rate_of_zero_is_found_in_the_options_and_in_the_weights(tmp_path):
 
 
 def test_a_run_that_diverges_at_once_is_found(tmp_path):
-    found = looked_at(loo(tmp_path, learning_rate=3.0, optim="sgd", max_grad_norm=0.0, beta=0.0), "mini_run")
-    assert any(check.status in (WARN, FAIL) for check in found.values())
+    found = looked_at(loo(tmp_path, learning_rate=300.0, optim="sgd", max_grad_norm=0.0, beta=0.0), "mini_run")
+    assert found["learned"].status == WARN and found["learned"].numbers["relative_change"] > 1
 
 
 def test_the_whole_run_is_extrapolated_from_the_steps_after_the_first(tmp_path):
@@ -663,9 +702,11 @@ def test_three_updates_are_made_however_many_steps_each_takes(tmp_path):
 
 
 def test_a_pad_token_that_ends_texts_is_found(tmp_path):
-    trainer = loo(tmp_path)
-    trainer.processing_class.pad_token = trainer.processing_class.eos_token
-    assert looked_at(trainer, "tokenizer")["pad"].status == WARN
+    for build in (loo, ppo):
+        trainer = build(tmp_path)
+        trainer.processing_class.pad_token = trainer.processing_class.eos_token
+        found = looked_at(trainer, "tokenizer", "mini_run")
+        assert (found["pad"].status, found["monitor"].status) == (WARN, PASS)  # told once
 
 
 def test_a_reward_model_that_pads_with_another_token_is_found(tmp_path):

@@ -43,6 +43,8 @@ def read_facts(args: TrainingArguments, state: TrainerState, trainer: Any = None
     facts["held_back_rewards"] = _held_back(args, trainer)
     facts |= _read(_group_facts, args, facts["logging_steps"])
     facts |= _read(_model_facts, event.get("model")) | _read(_tokenizer_facts, event.get("processing_class"))
+    if not stock_ppo:
+        facts.pop("padding_side", None)  # all others pad prompts on the left, whatever the tokenizer says
     facts["data"] = _read(_data_facts, args, state, stock_ppo, event.get("train_dataloader")) or None
     return {fact: value for fact, value in facts.items() if value is not None}
 

@@ -22,11 +22,7 @@ def advantages(subject: Subject) -> Iterator[Check]:
     totals = total_rewards(subject, rollouts)
     yield _scored(totals)
     groups = totals.view(-1, subject.num_generations)
-    yield (
-        _spread(groups)
-        if subject.num_generations > 1
-        else Check(FAMILY, "groups", Status.SKIP, "one completion a prompt: there are no groups to compare in")
-    )
+    yield _spread(subject, groups)
     yield _advantages(subject, groups)
     yield _scale(subject)
     yield _truncated(subject)
@@ -58,7 +54,12 @@ def _scored(totals: torch.Tensor) -> Check:
     return Check(FAMILY, "scored", status, message, numbers, advice)
 
 
-def _spread(groups: torch.Tensor) -> Check:
+def _spread(subject: Subject, groups: torch.Tensor) -> Check:
+    if not subject.is_scored:
+        return Check(FAMILY, "groups", Status.SKIP, "no completion has a reward")
+    if subject.num_generations == 1:
+        message = "one completion a prompt: there are no groups to compare in"
+        return Check(FAMILY, "groups", Status.SKIP, message)
     flat = [bool(known.numel() < 2 or known.max() == known.min()) for known in (row[~row.isnan()] for row in groups)]
     dead = share(flat)
     status = above(dead, *ZERO_VARIANCE)

@@ -155,6 +155,8 @@ def _learning(subject: Subject) -> Check:
         whole = subject.rollouts.output["completion_mask"].float().sum().item()
         return Check(FAMILY, "learning", Status.PASS, f"the loss moves exactly the tokens that the mask names: "
                      f"{kept / max(whole, 1):.0%} of the completions' tokens", numbers)  # fmt: skip
+    if not total and not subject.is_scored:
+        return Check(FAMILY, "learning", Status.SKIP, "no completion has a reward: see advantages")
     message = (
         "no token of a completion learns" if not total
         else f"{extra} tokens learn that should not, {missing} should and do not (of {total} in {len(expected)} texts)"

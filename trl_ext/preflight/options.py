@@ -61,7 +61,7 @@ def _batches(subject: Subject) -> Check:
 
 
 def _learning_rate(subject: Subject) -> Check:
-    rate = float(subject.args.learning_rate)
+    rate = subject.learning_rate
     limit = learning_rate_limit(subject.kind, subject.parameters, subject.has_adapter)
     what = "an adapter" if subject.has_adapter else "full fine-tuning"
     numbers = {"learning_rate": rate, "warn_above": limit.warn, "parameters": subject.parameters}
@@ -111,7 +111,7 @@ def _beta(subject: Subject) -> Check:
 
 def _rounding(subject: Subject) -> Check:
     """A step of Adam is about as large as the learning rate, whatever the gradient."""
-    rate, lost, seen = float(subject.args.learning_rate), 0, 0
+    rate, lost, seen = subject.learning_rate, 0, 0
     for parameter in subject.policy.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             sizes = strided(parameter, 1024).float().abs()

@@ -24,7 +24,7 @@ from .options import options
 from .reference import reference
 from .rewards import rewards
 from .sample import Sample, sample
-from .subject import Subject
+from .subject import MissingError, Subject
 from .tokens import tokens
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -100,8 +100,9 @@ def _guarded(name: str, subject: Subject, raised: dict[str, str], before: list[C
             traceback.print_exc()
         place = _place(error)
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        message = f"{type(error).__name__}: {_first_line(error)}{notes}{place}"
-        first = _told(before, str(error)) or raised.setdefault(f"{type(error).__name__}{place or message}", name)
+        kind = "" if isinstance(error, MissingError) else f"{type(error).__name__}: "
+        message = f"{kind}{_first_line(error)}{notes}{place}"
+        first = _told(before, error) or raised.setdefault(f"{type(error).__name__}{place or _innermost(error)}", name)
         if first != name:
             yield Check(name, "error", Status.SKIP, f"needs what failed in {first}")
             return
@@ -109,10 +110,17 @@ def _guarded(name: str, subject: Subject, raised: dict[str, str], before: list[C
                     f"The run would end with it as well; {TRACEBACK}=1 shows where.")  # fmt: skip
 
 
-def _told(before: list[Check], message: str) -> str | None:
-    """The family with a failed check of the very name that the message has, such as `chat_template`."""
-    return next((check.family for check in before if check.status == Status.FAIL and "_" in check.name
-                 and check.name in message), None)  # fmt: skip
+def _told(before: list[Check], error: Exception) -> str | None:
+    """The family with a failed check of the name that the error gives, or that its message has (`chat_template`)."""
+    given, message = error.check if isinstance(error, MissingError) else None, str(error)
+    return next((check.family for check in before if check.status == Status.FAIL
+                 and (check.name == given or ("_" in check.name and check.name in message))), None)  # fmt: skip
+
+
+def _innermost(error: BaseException) -> str:
+    """The line that raised: messages differ by the batch and by what was noted, lines do not."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _place(error: BaseException) -> str:

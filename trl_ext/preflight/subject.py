@@ -18,6 +18,18 @@ MOST_ROWS, MOST_ROWS_QUICK = 5_000, 1_000  # of the dataset that are looked at
 _KINDS = {"SFTTrainer": "sft", "RewardTrainer": "reward", "DPOTrainer": "dpo"}
 
 
+class MissingError(UserError):
+    """What several families cannot do without is not there.
+
+    Args:
+        check: the name of the check that tells the same, so that it is told once.
+    """
+
+    def __init__(self, check: str, message: str) -> None:
+        super().__init__(message)
+        self.check = check
+
+
 class Rollouts(NamedTuple):
     """A scored batch, as the trainer makes it before it learns.
 
@@ -102,6 +114,30 @@ class Subject:
     def dataset(self) -> Any:
         return self.trainer.train_dataset
 
+    @property
+    def is_empty(self) -> bool:
+        return hasattr(self.dataset, "select") and not len(self.dataset)
+
+    def require_data(self) -> None:
+        if self.is_empty:
+            raise MissingError("rows", "the dataset is empty")
+
+    def require_trainable(self) -> None:
+        if not any(p.requires_grad for p in self.policy.parameters()):
+            raise MissingError(
+                "every_parameter", "no parameter trains: requires_grad is False everywhere, or the adapter was loaded "
+                "with is_trainable=False"
+            )  # fmt: skip
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether any completion has a reward."""
+        return bool(self.rollouts.rewards.isfinite().any())
+
+    def require_rewards(self) -> None:
+        if not self.is_scored:
+            raise MissingError("scored", "no completion has a reward: all reward functions gave None or NaN")
+
     @cached_property
     def num_generations(self) -> int:
         return int(getattr(self.trainer, "num_generations", 1))
@@ -109,6 +145,8 @@ class Subject:
     @cached_property
     def batches(self) -> int | None:
         """Of one pass over the data; None where it is a stream."""
+        if self.is_empty:
+            return 0
         try:
             return len(self.trainer.get_train_dataloader())
         except TypeError:
@@ -123,6 +161,13 @@ class Subject:
         if not self.batches:
             return 0
         return int(max(self.batches // args.gradient_accumulation_steps, 1) * args.num_train_epochs)
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak: of the user's own optimizer, where there is one, whatever its schedule has made of it."""
+        optimizer = getattr(self.trainer, "optimizer", None)
+        rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups] if optimizer else []
+        return float(max(rates, default=self.args.learning_rate))
 
     @cached_property
     def rows_a_step(self) -> int:
@@ -142,6 +187,7 @@ class Subject:
 
     @cached_property
     def rollouts(self) -> Rollouts:
+        self.require_data()
         rows = next(iter(self.trainer.get_train_dataloader()))
         most = MOST_COMPLETIONS_QUICK if self.quick else MOST_COMPLETIONS
         size = self.num_generations
@@ -151,7 +197,7 @@ class Subject:
 
         def calculate_rewards(inputs, prompts, completions, completion_ids_list):
             given = Call(prompts, completions, completion_ids_list, {}).copied()
-            with _naming(self.trainer):
+            with _asked_by_name(self.trainer):
                 rewards = original(inputs, prompts, completions, completion_ids_list)
             pairs = {"prompts": (given.prompts, prompts), "completions": (given.completions, completions)}
             heard.update(prompts=given.prompts, completions=given.completions, ids=given.completion_ids,
@@ -169,6 +215,10 @@ class Subject:
         try:
             with self.trainer.compute_loss_context_manager():
                 output = self.trainer._generate_and_score_completions(rows[:count])
+        except Exception as error:
+            if any(isinstance(row.get("prompt"), str) and not row["prompt"] for row in rows[:count]):
+                raise MissingError("empty", "a prompt without text cannot be gone on from") from error
+            raise
         finally:
             del self.trainer._calculate_rewards, self.trainer._generate
         return Rollouts(
@@ -179,6 +229,7 @@ class Subject:
     @cached_property
     def batch(self) -> dict[str, Any]:
         """The first batch of a trainer that learns from a dataset, on its device."""
+        self.require_data()
         batch = next(iter(self.trainer.get_train_dataloader()))
         return self.trainer._prepare_inputs(batch)
 
@@ -227,7 +278,26 @@ def strided(parameter: torch.Tensor, most: int) -> torch.Tensor:
 
 
 @contextmanager
-def _naming(trainer: Any) -> Iterator[None]:
+def naming_rewards(trainer: Any) -> Iterator[None]:
+    """Whenever rewards are asked for inside, what is raised names the function. Of trainers without them, nothing."""
+    original = getattr(trainer, "_calculate_rewards", None)
+    if original is None:
+        yield
+        return
+
+    def calculate_rewards(*args, **kwargs):
+        with _asked_by_name(trainer):
+            return original(*args, **kwargs)
+
+    trainer._calculate_rewards = calculate_rewards
+    try:
+        yield
+    finally:
+        del trainer._calculate_rewards
+
+
+@contextmanager
+def _asked_by_name(trainer: Any) -> Iterator[None]:
     """TRL names no function whose answer it cannot read: what is raised gets a note with the one that answered last."""
     functions, last = trainer.reward_funcs, ""
 

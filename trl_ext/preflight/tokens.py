@@ -124,6 +124,7 @@ def _is_conversational(subject: Subject) -> bool:
     data = subject.dataset
     if data is None or not getattr(data, "column_names", None):
         return False
+    subject.require_data()
     row = next(iter(data))
     return any(
         isinstance(row.get(name), list) and row[name] and isinstance(row[name][0], dict)
