@@ -106,10 +106,10 @@ def ppo(tmp_path, rewards=letter_share, dataset=None, model=None, tokenizer=None
 TEXTS = [f"{text} is what it says and no more" for text in PROMPTS]
 
 
-def sft(tmp_path, texts=TEXTS, tokenizer=None, dataset=None, **options):
+def sft(tmp_path, texts=TEXTS, tokenizer=None, dataset=None, peft_config=None, **options):
     args = SFTConfig(str(tmp_path / "run"), **(COMMON | {"max_length": 64, "loss_type": "nll"} | options))
     return SFTTrainer(policy(), args, train_dataset=dataset or Dataset.from_dict({"text": list(texts)}),
-                      processing_class=tokenizer or byte_tokenizer())  # fmt: skip
+                      processing_class=tokenizer or byte_tokenizer(), peft_config=peft_config)  # fmt: skip
 
 
 def reward(tmp_path, pairs=None, **options):
@@ -118,11 +118,12 @@ def reward(tmp_path, pairs=None, **options):
     return RewardTrainer(scorer(), args, train_dataset=Dataset.from_dict(data), processing_class=byte_tokenizer())
 
 
-def dpo(tmp_path, **options):
+def dpo(tmp_path, model=None, tokenizer=None, dataset=None, **options):
     data = {"prompt": PROMPTS, "chosen": [" good"] * len(PROMPTS), "rejected": [" bad"] * len(PROMPTS)}
     args = DPOConfig(str(tmp_path / "run"), **(COMMON | {"max_length": 64} | options))
-    return DPOTrainer(by_name(tmp_path, policy()), None, args, train_dataset=Dataset.from_dict(data),
-                      processing_class=byte_tokenizer())  # fmt: skip
+    return DPOTrainer(by_name(tmp_path, model or policy()), None, args,
+                      train_dataset=dataset or Dataset.from_dict(data),
+                      processing_class=tokenizer or byte_tokenizer())  # fmt: skip
 
 
 HEALTHY = {

@@ -8,6 +8,7 @@ from peft import LoraConfig
 from subjects import (
     LORA,
     PROMPTS,
+    by_name,
     dpo,
     grpo,
     loo,
@@ -315,6 +316,7 @@ def test_padding_that_is_attended_to_is_found(tmp_path):
         (lambda mask, kept: torch.ones_like(mask), "padding"),
         (lambda mask, kept: kept, "the prompt is in the loss"),
         (lambda mask, kept: mask * (mask.cumsum(1) > 2), "differ"),
+        (lambda mask, kept: mask | mask.roll(-1, dims=1), "the prompt is in the loss, 1"),
         (lambda mask, kept: mask * (mask.cumsum(1) < mask.sum(1, keepdim=True)), "the end"),
     ],
 )
@@ -330,6 +332,53 @@ def test_a_mask_of_a_preference_that_is_wrong_is_found(change, told, tmp_path):
     trainer.data_collator = collate
     found = looked_at(trainer, "masks")["pairs"]
     assert found.status == FAIL and told in found.message
+
+
+@pytest.mark.parametrize("build", [dpo, reward])
+def test_chosen_and_rejected_in_each_others_place_are_found(build, tmp_path):
+    trainer = build(tmp_path)
+    original = trainer.data_collator
+    trainer.data_collator = lambda rows: {name: both.roll(len(rows), dims=0) for name, both in original(rows).items()}
+    found = looked_at(trainer, "masks")["pairs"]
+    assert found.status == FAIL and "changed places" in found.message
+
+
+def test_tokens_of_a_completion_that_are_not_trained_are_found(tmp_path):
+    """The first of a completion is its own; amid a text they may be masked on purpose, but hardly one or two."""
+
+    def without(trainer, at):
+        original = trainer.data_collator
+
+        def collate(rows):
+            batch = original(rows)
+            learned = batch["labels"] != -100
+            places = learned.int().argmax(1) if at == "first" else batch["attention_mask"].sum(1) - 2
+            batch["labels"].scatter_(1, places[:, None], -100)
+            return batch
+
+        trainer.data_collator = collate
+        return looked_at(trainer, "masks")["prompts"]
+
+    assert without(with_prompts(tmp_path), "first").status == FAIL
+    assert without(with_prompts(tmp_path), "last but one").status == FAIL
+    assert without(sft(tmp_path), "last but one").status == WARN
+
+
+def test_packed_texts_whose_positions_are_lost_are_found(tmp_path):
+    assert looked_at(sft(tmp_path, packing=True), "masks")["positions"].status == PASS
+    trainer = sft(tmp_path, packing=True)
+    original = trainer.data_collator
+    trainer.data_collator = lambda rows: original(rows) | {"position_ids": original(rows)["position_ids"] * 0}
+    assert looked_at(trainer, "masks")["positions"].status == FAIL
+
+
+def test_a_mask_of_tools_where_there_are_none_is_found(tmp_path):
+    def moved(output):
+        output["tool_mask"] = output["completion_mask"].roll(1, dims=1)
+
+    assert looked_at(loo(tmp_path), "masks")["tools"].status == SKIP
+    assert looked_at(injured(ending(tmp_path), moved), "masks")["tools"].status != PASS
+    assert looked_at(injured(loo(tmp_path, max_completion_length=64), moved), "masks")["tools"].status == WARN
 
 
 # Reference ---------------------------------------------------------------------------------------------------------
@@ -348,6 +397,30 @@ def test_a_reference_that_learns_with_the_policy_is_found(tmp_path):
     trainer.ref_model = trainer.model
     found = looked_at(trainer, "reference", "mini_run")
     assert (found["equal_at_start"].status, found["frozen"].status) == (PASS, FAIL)
+
+
+def test_a_reference_of_preferences_that_moves_is_found(tmp_path):
+    assert looked_at(dpo(tmp_path), "mini_run")["frozen"].status == PASS
+    trainer = dpo(tmp_path)
+    original = trainer.compute_loss
+
+    def drifting(*args, **kwargs):
+        with torch.no_grad():
+            for kept, learned in zip(trainer.ref_model.parameters(), trainer.model.parameters(), strict=True):
+                kept.lerp_(learned, 0.5)
+        return original(*args, **kwargs)
+
+    trainer.compute_loss = drifting
+    assert looked_at(trainer, "mini_run")["frozen"].status == FAIL
+
+
+def test_log_probabilities_of_the_reference_that_are_moved_are_found(tmp_path):
+    def moved(output):
+        output["ref_per_token_logps"] = output["ref_per_token_logps"].roll(1, dims=1)
+
+    build = lambda: grpo(tmp_path, model=by_name(tmp_path, policy()), beta=0.04)  # noqa: E731
+    assert "in_the_loss" not in looked_at(build(), "reference")
+    assert looked_at(injured(build(), moved), "reference")["in_the_loss"].status == FAIL
 
 
 def test_a_reference_that_is_meant_to_follow_may_move(tmp_path):
@@ -435,6 +508,14 @@ def test_a_preference_for_an_empty_text_is_found(build, tmp_path):
 
 def test_dpo_without_beta_is_found(tmp_path):
     assert looked_at(dpo(tmp_path, beta=0.0), "options")["beta"].status == FAIL
+
+
+@pytest.mark.parametrize("build", [grpo, rloo, dpo])
+def test_a_reference_that_one_is_paid_for_leaving_is_found(build, tmp_path):
+    trainer = build(tmp_path)
+    trainer.args.beta = -0.04
+    found = looked_at(trainer, "options")["beta"]
+    assert found.status == FAIL and "paid for leaving" in found.message
 
 
 def test_empty_texts_are_found_behind_the_tokens_that_end_them(tmp_path):
@@ -748,6 +829,14 @@ def test_a_model_that_ends_texts_otherwise_is_found(tmp_path):
     trainer = loo(tmp_path)
     trainer.model.generation_config.eos_token_id = 65
     assert looked_at(trainer, "tokenizer")["eos"].status == FAIL
+
+
+@pytest.mark.parametrize("build", [loo, grpo, ppo, sft])
+def test_an_end_that_is_a_piece_of_ordinary_text_is_found(build, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "a"
+    found = looked_at(build(tmp_path, tokenizer=tokenizer), "tokenizer")["eos"]
+    assert found.status == FAIL and "stands inside" in found.message
 
 
 def test_messages_without_a_template_are_found(tmp_path):

@@ -15,7 +15,10 @@ from .subject import Subject
 FAMILY = "gradient"
 ROWS = 4  # completions in the loss
 STEPS = (0.1, 1.0, 10.0)  # nats that a first-order step asks for; larger ones where rounding of weights swallows it
+SMALLER = 5  # steps, each a quarter of the one before
+LEARNED = 0.01  # nats a token or a pair: of such a loss even a step of the right sign may make more
 _FARTHEST = 0.05  # of the size of the weights
+ADAPTERS = (".lora_", ".vera_", ".hada_", ".lokr_")  # how PEFT names their factors
 _AGREES = (0.3, 3.0)  # what came of what was asked for: the loss is no straight line
 
 
@@ -157,11 +160,17 @@ def _reached(subject: Subject, backward: Backward) -> Check:
 
 
 def _begins_without(name: str, parameters: dict[str, torch.nn.Parameter]) -> bool:
-    """LoRA's A has no gradient as long as its B is zero, as it begins."""
-    if "lora_A" not in name and "lora_embedding_A" not in name:
+    """Adapters are products of which one factor begins at zero, so that they change nothing: the others then have no
+    gradient, and it alone has one."""
+    layer = _adapted(name)
+    if layer is None or not parameters[name].detach().any():
         return False
-    partner = parameters.get(name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B"))
-    return partner is not None and not partner.detach().any()
+    return any(_adapted(other) == layer and not p.detach().any() for other, p in parameters.items())
+
+
+def _adapted(name: str) -> str | None:
+    """The layer that this is a factor of an adapter of; None of other weights."""
+    return next((name.partition(mark)[0] for mark in ADAPTERS if mark in name), None)
 
 
 def _raises(subject: Subject) -> Check:
@@ -183,6 +192,9 @@ def _raises(subject: Subject) -> Check:
     by_token = backward.token_gradient
     # how much loss a nat of this completion is worth: the step itself goes down the loss, wherever that leads
     scale = 0.0 if by_token is None else abs(float((by_token[:1] * mask).sum() / mask.sum().clamp(min=1)))
+    if getattr(subject.args, "top_entropy_quantile", 1.0) < 1.0 and by_token is not None:
+        mask = mask * (by_token[:1] != 0)  # the others do not learn, on purpose
+        scale = abs(float((by_token[:1] * mask).sum() / mask.sum().clamp(min=1)))
     before = said()
     if not math.isfinite(scale) or scale == 0.0:
         return Check(FAMILY, "direction", Status.FAIL, "an advantage of 1 has no gradient on its completion's tokens",
@@ -197,15 +209,22 @@ def _lowers(subject: Subject, backward: Backward) -> Check:
             return float(subject.trainer.compute_loss(subject.trainer.model, subject.batch))
 
     before, steps = loss(), (0.01, 0.1, 1.0)
+    losses = getattr(subject.args, "loss_type", None)
+    losses = set(losses if isinstance(losses, list) else [losses])
+    if 0 <= before < LEARNED and "dft" not in losses:  # that one is as small where nothing is known
+        return Check(FAMILY, "direction", Status.SKIP, f"the loss is {before:.2g} already: the model knows the batch "
+                     "by heart, and there is no direction to test", {"loss": before})  # fmt: skip
     wanted = wanted_of(subject)
-    if wanted is not None:
+    if wanted is not None and "discopop" not in losses:  # which pushes pairs apart only where they are apart
         start = wanted[1]()
-        _, rises = _step(subject, backward.parameters, lambda: wanted[1]() - start, 1.0, steps)
+        _, rises = _step(
+            subject, backward.parameters, lambda: wanted[1]() - start, 1.0, steps, lambda asked, came: came >= 0
+        )
         if rises < 0:
             return Check(FAMILY, "direction", Status.FAIL, f"a step along the gradient lowers {wanted[0]} by "
                          f"{-rises:.3g}", {"came": rises}, "The loss has the wrong sign, or learns from other labels "
                          "than those of the data: look at what overrides it.")  # fmt: skip
-        if getattr(subject.args, "loss_type", None) == "dft":  # its gradient is not that of its value, on purpose
+        if "dft" in losses:  # its gradient is not that of its value, on purpose
             return Check(FAMILY, "direction", Status.PASS, f"a step along the gradient raises {wanted[0]}",
                          {"came": rises})  # fmt: skip
     asked, came = _step(subject, backward.parameters, lambda: before - loss(), 1.0, steps)
@@ -221,7 +240,9 @@ def wanted_of(subject: Subject) -> tuple[str, Callable[[], float]] | None:
         return None
 
     def logps(mask: torch.Tensor) -> torch.Tensor:
-        said, _ = token_log_probs(policy(**inputs).logits[:, :-1], inputs["input_ids"][:, 1:])
+        length = inputs["input_ids"].size(1)
+        logits = policy(**inputs).logits[:, -length:]  # those of virtual tokens (prompt tuning) stand before them
+        said, _ = token_log_probs(logits[:, :-1], inputs["input_ids"][:, 1:])
         return (said * mask[:, 1:]).sum(1)
 
     def margin(values: torch.Tensor) -> float:
@@ -247,27 +268,34 @@ def wanted_of(subject: Subject) -> tuple[str, Callable[[], float]] | None:
     return None
 
 
-def _step(subject: Subject, parameters: dict, measure: Any, scale: float, steps: tuple = STEPS) -> tuple[float, float]:
-    """(asked for, came), of the smallest step that moves anything; the weights are put back."""
+def _step(
+    subject: Subject, parameters: dict, measure: Callable[[], float], scale: float, steps: tuple = STEPS,
+    fits: Callable[[float, float], bool] = lambda asked, came: _AGREES[0] <= came / asked <= _AGREES[1],
+) -> tuple[float, float]:  # fmt: skip
+    """(asked for, came), of the first step that fits; the weights are put back. Where none does: in 32 bits the first,
+    behind which come smaller ones, for losses that bend; else the last, behind smaller ones that rounding swallows."""
     moving = [p for p in parameters.values() if p.grad is not None]
-    square = sum(float(p.grad.detach().float().square().sum()) for p in moving)
-    kept = [p.detach().cpu().clone() for p in moving]
+    square = max(sum(float(p.grad.detach().float().square().sum()) for p in moving), 1e-30)
     weights = sum(float(p.detach().float().square().sum()) for p in moving)
-    longest = _FARTHEST * math.sqrt(weights / max(square, 1e-30))  # where nothing is left to learn a nat is far away
-    asked, came = steps[0], 0.0
-    for asked in steps:
-        size = min(asked * scale / max(square, 1e-30), longest)
-        asked = size * square / scale
+    # where nothing is left to learn a nat is far away; what begins at zero may go any way
+    longest = _FARTHEST * math.sqrt(weights / square) if weights else math.inf
+    exact = subject.precision == "float32"
+    first = min(steps[0] * scale / square, longest)
+    sizes = [first / 4**i for i in range(SMALLER)] if exact else [min(s * scale / square, longest) for s in steps]
+    kept = [p.detach().cpu().clone() for p in moving]
+    results: list[tuple[float, float]] = []
+    for size in sizes:
         with torch.no_grad():
             for parameter in moving:
                 parameter.sub_(size * parameter.grad.to(parameter.dtype))
-        came = measure()
+        asked, came = size * square / scale, measure()
         with torch.no_grad():
             for parameter, value in zip(moving, kept, strict=True):
                 parameter.copy_(value)
-        if came > 0.1 * asked or subject.precision == "float32":
-            break
-    return asked, came
+        if fits(asked, came) or (not exact and came > 0.1 * asked):
+            return asked, came
+        results.append((asked, came))
+    return results[0] if exact else results[-1]
 
 
 def _moved(cause: str, what: str, asked: float, came: float, verb: str = "raises") -> Check:

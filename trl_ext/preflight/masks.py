@@ -95,9 +95,15 @@ def _tools(subject: Subject) -> Check:
     messages, and from what the loop of tools marked before the trainer took it over."""
     rollouts, trainer = subject.rollouts, subject.trainer
     asked = getattr(subject.args, "mask", "completion") == "json_actions"
-    if rollouts.own is None and not asked:
-        return Check(FAMILY, "tools", Status.SKIP, "all of a completion is the policy's own")
     output = rollouts.output
+    if rollouts.own is None and not asked:
+        learns = learning_mask(output)
+        missing = int(((output["completion_mask"] != learns) & learns.any(1, keepdim=True)).sum())
+        if missing:
+            return Check(FAMILY, "tools", Status.WARN, f"{missing} tokens of completions do not learn, though all are "
+                         "the policy's own", {"wrong_tokens": missing}, "Look at who makes tool_mask: is it off by "
+                         "one?")  # fmt: skip
+        return Check(FAMILY, "tools", Status.SKIP, "all of a completion is the policy's own")
     own = torch.zeros_like(output["completion_mask"])
     for row, ids in enumerate(rollouts.completion_ids):
         own[row, : len(ids)] = torch.tensor(rollouts.own[row] if rollouts.own is not None else [1] * len(ids))

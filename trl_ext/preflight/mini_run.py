@@ -68,7 +68,7 @@ def mini_run(subject: Subject) -> Iterator[Check]:
         yield _went(subject, clock)
         yield _watched(monitor)
     yield _moved(subject, weights, _sketch(subject))
-    if subject.kind == "rl" and before is not None:
+    if subject.kind in ("rl", "dpo") and before is not None:
         yield _kept(subject, before)
     yield _extrapolated(subject, clock, whole)
 

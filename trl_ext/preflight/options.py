@@ -23,7 +23,7 @@ def options(subject: Subject) -> Iterator[Check]:
         yield _adapter_dropout(subject)
     if subject.kind == "rl":
         yield _loss(subject)
-    if subject.kind == "dpo":
+    if subject.kind == "dpo" or getattr(subject.args, "beta", 0.0) < 0:
         yield _beta(subject)
     yield _rounding(subject)
     yield _weights(subject)
@@ -104,6 +104,9 @@ def _adapter_dropout(subject: Subject) -> Check:
 
 def _beta(subject: Subject) -> Check:
     beta = float(subject.args.beta)
+    if beta < 0:
+        return Check(FAMILY, "beta", Status.FAIL, f"beta {beta:g}: the policy is paid for leaving its reference",
+                     {"beta": beta}, "Set it to 0 or above.")  # fmt: skip
     return Check(FAMILY, "beta", Status.PASS if beta else Status.FAIL, f"beta {beta:g}", {"beta": beta},
                  "" if beta else "The loss is ln 2 whatever the policy says, and nothing learns: set beta, say to 0.1."
                  )  # fmt: skip

@@ -39,10 +39,15 @@ def reference(subject: Subject) -> Iterator[Check]:
         policy = subject.log_probabilities(output, rows=rows)
         with _as_reference(subject) as model:
             kept = subject.log_probabilities(output, model, rows)
-    mask = output["completion_mask"][rows].bool()
+    mask, precision = output["completion_mask"][rows].bool(), subject.precision
     difference = (policy - kept)[mask].abs()
     mean, largest = difference.mean().item(), difference.max().item()
-    status = above(mean, *REFERENCE_DIFFERENCE[subject.precision])
+    status = above(mean, *REFERENCE_DIFFERENCE[precision])
+    given = output.get("ref_per_token_logps")
+    if given is not None and (given[rows] - kept)[mask].abs().mean().item() > REFERENCE_DIFFERENCE[precision].fail:
+        yield Check(FAMILY, "in_the_loss", Status.FAIL, "the batch holds other log-probabilities than the reference "
+                    "gives its tokens", {}, "ref_per_token_logps are moved or of another model: look at who makes or "
+                    "changes them.")  # fmt: skip
     yield Check(
         FAMILY, "equal_at_start", status,
         f"reference and policy differ by {mean:.2g} nats a token on average, {largest:.2g} at most, before the first "
@@ -82,6 +87,19 @@ def _adapter(policy: Any) -> Iterator[None]:
         yield None
 
 
+@contextmanager
+def _set(trainer: Any, **values: Any) -> Iterator[None]:
+    """Attributes that the trainer has, for a while."""
+    kept = {name: getattr(trainer, name) for name in values if hasattr(trainer, name)}
+    for name in kept:
+        setattr(trainer, name, values[name])
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(trainer, name, value)
+
+
 def fingerprint(subject: Subject) -> str | None:
     """Of the weights that are meant to stay: those of the reference and of the frozen base."""
     model = getattr(subject.trainer, "ref_model", None)
@@ -96,11 +114,13 @@ def fingerprint(subject: Subject) -> str | None:
 
 
 def _first_preference_loss(subject: Subject) -> Check:
+    """Of the preferences alone: without the loss of an MoE's router, and the weights of `use_weighting`."""
     loss_types = subject.args.loss_type if isinstance(subject.args.loss_type, list) else [subject.args.loss_type]
     if loss_types != ["sigmoid"] or getattr(subject.args, "label_smoothing", 0.0) != 0:
         return Check(FAMILY, "equal_at_start", Status.SKIP, f"the first loss of {', '.join(loss_types)} is not known")
-    with subject.evaluating():
+    with subject.evaluating(), _set(subject.trainer, aux_loss_enabled=False, use_weighting=False):
         loss = float(subject.trainer.compute_loss(subject.trainer.model, subject.batch))
+    loss /= (getattr(subject.args, "loss_weights", None) or [1.0])[0]
     difference = abs(loss - math.log(2))
     status = above(difference, *REFERENCE_DIFFERENCE[subject.precision])
     return Check(

@@ -28,9 +28,14 @@ def sample(subject: Subject) -> Sample:
     if subject.kind == "sft" and {"input_ids", "labels"} <= set(subject.batch):
         ids, labels = subject.batch["input_ids"][0].tolist(), subject.batch["labels"][0].tolist()
         keep = subject.batch.get("attention_mask", torch.ones_like(subject.batch["input_ids"]))[0].tolist()
-        eos = subject.tokenizer.eos_token_id
         kinds = [
-            "padding" if not kept else "prompt" if label == IGNORED else "end" if token == eos else "learns"
+            "padding"
+            if not kept
+            else "prompt"
+            if label == IGNORED
+            else "end"
+            if token in subject.text_ends
+            else "learns"
             for token, label, kept in zip(ids, labels, keep, strict=True)
         ]
         return _pieces(subject, ids, kinds)

@@ -115,6 +115,11 @@ class Subject:
         return self.trainer.train_dataset
 
     @property
+    def column_names(self) -> list[str]:
+        """Of the dataset; none of a stream that does not say."""
+        return getattr(self.dataset, "column_names", None) or []
+
+    @property
     def is_empty(self) -> bool:
         return hasattr(self.dataset, "select") and not len(self.dataset)
 
@@ -184,6 +189,14 @@ class Subject:
     def eos_ids(self) -> list[int]:
         """The tokens that end a completion, as the trainer knows them: TRL before 1.14 knows the tokenizer's alone."""
         return list(getattr(self.trainer, "eos_token_ids", [self.tokenizer.eos_token_id]))
+
+    @cached_property
+    def text_ends(self) -> list[int]:
+        """The tokens behind which generation stops after training: the tokenizer's EOS, which `train` writes into
+        generation_config, and what stands there already."""
+        stored = getattr(getattr(self.policy, "generation_config", None), "eos_token_id", None)
+        ends = [*self.eos_ids, *(stored if isinstance(stored, list) else [stored])]
+        return sorted({end for end in ends if end is not None})
 
     @cached_property
     def rollouts(self) -> Rollouts:

@@ -86,6 +86,8 @@ def _bos(subject: Subject) -> Check:
             "applied to, or set tokenizer.add_bos_token=False.",
         )  # fmt: skip
     adds = tokenizer("a")["input_ids"][:1] == [bos] or _in_template(tokenizer)
+    if getattr(subject.args, "packing", False):  # a row may begin in the middle of a text
+        adds = adds and not any(bos in ids for ids in texts)
     if adds and first < 1.0:
         return Check(FAMILY, "bos", Status.WARN, f"{1 - first:.0%} of the texts lack {tokenizer.bos_token!r}, which "
                      "the tokenizer begins texts with", numbers, "Tokenise them as the model was trained: "
@@ -111,11 +113,19 @@ def _eos(subject: Subject) -> Check:
         return Check(FAMILY, "eos", Status.FAIL, "no token ends a text", numbers,
                      "Set stop_token: eos. As in stock PPO nothing ends a completion without it." if unset else
                      "Set tokenizer.eos_token: a policy without one writes to the limit of tokens.")  # fmt: skip
+    inside = share(known[0] in ids[:-1] for ids in _prompts_in_tokens(subject))
+    name = subject.tokenizer.decode([known[0]])
+    if inside > 0.1 and name.strip().isalnum() and known[0] not in subject.tokenizer.added_tokens_decoder:
+        return Check(FAMILY, "eos", Status.FAIL, f"texts end with {name!r}, which stands inside {inside:.0%} of them",
+                     numbers | {"share_with_it_inside": inside}, "It is a piece of ordinary text: set "
+                     "tokenizer.eos_token to the token that ends a text of this model.")  # fmt: skip
+    if subject.kind != "rl":  # `train` writes the tokenizer's into generation_config
+        return Check(FAMILY, "eos", Status.PASS, f"texts end with {name!r} ({known[0]})", numbers)
     if model_ids and not set(known) & set(model_ids):
         return Check(FAMILY, "eos", Status.FAIL, f"training ends texts with {numbers['of_training']}, the model with "
                      f"{numbers['of_model']}", numbers, "Set tokenizer.eos_token to what ends a turn of this model, or "
                      "generation_config.eos_token_id to the tokenizer's.")  # fmt: skip
-    return Check(FAMILY, "eos", Status.PASS, f"texts end with {subject.tokenizer.decode([known[0]])!r} ({known[0]}), "
+    return Check(FAMILY, "eos", Status.PASS, f"texts end with {name!r} ({known[0]}), "
                  "here and in the model's generation_config", numbers)  # fmt: skip
 
 
