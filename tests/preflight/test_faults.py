@@ -466,6 +466,37 @@ def test_a_template_that_does_not_write_the_messages_is_found(tmp_path):
     assert found.status == FAIL and "different prompts become the same tokens" in found.message
 
 
+OF_SOME_ROLES = (
+    "{% for m in messages %}{% if m['role'] in ROLES %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}: {% endif %}"
+)
+
+
+def says(role, text):
+    return {"role": role, "content": text}
+
+
+@pytest.mark.parametrize(
+    ("build", "rows", "roles", "status"),
+    [
+        (loo, {"prompt": [[says("user" if i % 2 else "human", f"say {i}")] for i in range(32)]}, "user", FAIL),
+        (grpo, {"prompt": [[says("system", "be"), says("user", f"say {i}")] for i in range(32)]}, "user", WARN),
+        (sft, {"messages": [[says("user", f"say {i}"), says("assistant", f"I {i}")] for i in range(32)]}, "user", FAIL),
+        (dpo, {"prompt": [[says("human", f"say {i}")] for i in range(32)], "chosen": [[says("assistant", "yes")]] * 32,
+               "rejected": [[says("assistant", "no")]] * 32}, "assistant", FAIL),
+        (loo, {"prompt": [[says("system", "be"), says("user", f"<{i}>")] for i in range(32)]}, "system user", PASS),
+    ],
+)  # fmt: skip
+def test_a_role_that_the_template_leaves_out_is_found(build, rows, roles, status, tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = OF_SOME_ROLES.replace("ROLES", str(roles.split()))
+    options = {"per_device_train_batch_size": 32} if build is loo else {}
+    if build in (loo, grpo):
+        options["rewards"] = lambda completion_ids, **_: [float(len(set(ids))) for ids in completion_ids]
+    found = looked_at(build(tmp_path, tokenizer=tokenizer, dataset=Dataset.from_dict(rows), **options), "tokenizer")
+    assert found["chat_template"].status == status, found["chat_template"].message
+
+
 def test_completions_of_ppo_that_nothing_ends_are_found(tmp_path):
     found = looked_at(ppo(tmp_path, stop_token=None), "tokenizer")["eos"]
     assert found.status == FAIL and "stop_token: eos" in found.advice

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .check import Check, Status, share
+from .roles import unwritten_roles
 from .subject import Subject
 
 FAMILY = "tokenizer"
@@ -159,4 +160,10 @@ def _template(subject: Subject) -> Check:
             return Check(FAMILY, "chat_template", Status.FAIL, f"{given} different prompts become the same tokens",
                          {"prompts": given, "rendered": rendered}, "The chat template does not write the messages: "
                          "look at tokenizer.apply_chat_template(prompt, tokenize=False).")  # fmt: skip
-    return Check(FAMILY, "chat_template", Status.PASS, "the data is messages, and the tokenizer has a chat template")
+    with_the_last_word, others = unwritten_roles(subject)
+    if missing := [*with_the_last_word, *others]:
+        told = " and ".join(map(repr, missing))
+        return Check(FAMILY, "chat_template", Status.FAIL if with_the_last_word else Status.WARN,
+                     f"what {told} says is never written", {"roles": missing}, "The chat template leaves messages of "
+                     "that role out: name roles as it does, or mend it.")  # fmt: skip
+    return Check(FAMILY, "chat_template", Status.PASS, "the data is messages, and the chat template writes each role")
