@@ -4,6 +4,7 @@ import builtins
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -77,6 +78,8 @@ def test_what_cannot_be_built_is_a_failed_check_that_names_the_fix(config, words
         ([], "say what to check"),
         (["--config", "nowhere.yaml"], "no file 'nowhere.yaml'"),
         (["--script", "nowhere.py"], "no file 'nowhere.py'"),
+        (["--guide", "--config", "x.yaml", "--json"], "leave out --config --json"),
+        (["--guide", "--learning_rate", "1"], "leave out --learning_rate 1"),
         (["--model", "x", "--only", "mask"], "no family of checks 'mask'"),
         (["--model", "x", "--trainer", "sft"], "no trainer 'sft'"),
     ],
@@ -84,6 +87,23 @@ def test_what_cannot_be_built_is_a_failed_check_that_names_the_fix(config, words
 def test_wrong_input_is_one_line_and_status_2(words, told, capsys):
     code, said = called(capsys, *words)
     assert code == 2 and told in said.err and said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"a: [1\n", b"- 1\n- 2\n", b"\xff\xfe\x00", b"just words"])
+def test_a_file_that_is_no_configuration_is_one_line_and_status_2(content, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    code, said = called(capsys, "--config", str(path))
+    assert code == 2 and str(path) in said.err and said.err.count("\n") == 1
+
+
+def test_a_model_that_another_configuration_makes_is_missing_with_the_command(tmp_path, capsys, monkeypatch):
+    recipes = Path("recipes").resolve()
+    monkeypatch.chdir(tmp_path)  # where nothing was ever trained
+    code, said = called(capsys, "--config", str(recipes / "reinforce_loo_agent.yaml"), "--json")
+    (check,) = json.loads(said.out)["checks"]
+    made = f"make it first: python {recipes}/sft.py --config {recipes}/reinforce_loo_agent_sft.yaml"
+    assert code == 1 and made in check["message"]
 
 
 def test_other_commands_still_refuse_what_they_do_not_know(capsys):
@@ -203,15 +223,25 @@ def test_the_guide_asks_checks_mends_and_writes_the_yaml(tmp_path, monkeypatch, 
     )  # fmt: skip
     monkeypatch.setattr("trl_ext.preflight.guide.TINY_RATE", 5.0)  # what the walk must find
     left.insert(11, "learning_rate 1e-4")
-    left.insert(-1, str(tmp_path))  # a folder: asked again
+    occupied = tmp_path / "occupied"
+    occupied.write_text("no folder")
+    for nowhere in (tmp_path, occupied / "x.yaml", "/proc/x.yaml"):  # asked again
+        left.insert(-1, str(nowhere))
     code, said = called(capsys, "--guide", "--quick")
     assert code == 0, said.out
     assert "✗ learning_rate" in said.out and "no option 'learning_rat'" in said.out
     assert "learning_rate expects a number, not 'fast'" in said.out
+    assert said.out.count("cannot write") == 3
     written = yaml.safe_load(path.read_text())
     assert written["learning_rate"] == 1e-4 and written["reward_funcs"] == ["sentiment", "length"]
     code, _ = called(capsys, "--config", str(path), "--only", "options", "dataset")
     assert code == 0
+
+
+def test_the_guide_looks_at_the_families_that_are_asked_for(tmp_path, monkeypatch, capsys):
+    answers(monkeypatch, "reinforce_loo", "", "", "sentiment", "24", str(tmp_path / "run"), str(tmp_path / "x.yaml"))
+    code, said = called(capsys, "--guide", "--only", "options")
+    assert code == 0 and "learning_rate" in said.out and "alignment" not in said.out
 
 
 def test_the_guide_never_replaces_a_file_unasked(tmp_path, monkeypatch, capsys):

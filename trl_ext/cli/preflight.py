@@ -12,6 +12,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.strict_json import to_strict_json
+from trl_ext.strict_yaml import read_yaml
 
 FAILED = 1  # exit code
 
@@ -45,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.guide:
         from trl_ext.preflight.guide import guide
 
-        return FAILED if guide(quick=options.quick).failed else 0
+        return FAILED if guide(quick=options.quick, families=options.only).failed else 0
     from trl_ext.preflight.check import Report
     from trl_ext.preflight.running import preflight
     from trl_ext.preflight.terminal import closing_line
@@ -76,6 +77,7 @@ def _check_options(options: argparse.Namespace) -> None:
     if options.trainer is not None and options.trainer not in TRAINERS:
         raise UserError(f"no trainer {options.trainer!r}; there are {', '.join(TRAINERS)}, and --script for others")
     if options.guide:
+        _alone(options)
         return
     if not (options.config or options.script or options.model):
         raise UserError("say what to check: --config FILE.yaml, --script FILE.py, --model NAME, or --guide")
@@ -83,6 +85,18 @@ def _check_options(options: argparse.Namespace) -> None:
         path = getattr(options, name)
         if path is not None and not os.path.isfile(path):
             raise UserError(f"no file {path!r}")
+    if options.config is not None and options.script is None:  # a script may read what it likes
+        content = read_yaml(options.config)
+        if content is not None and not isinstance(content, dict):
+            raise UserError(f"{options.config} is no configuration: it holds {content!r:.40}, not options and values")
+
+
+def _alone(options: argparse.Namespace) -> None:
+    """What the guide asks for cannot be given to it."""
+    names = ("config", "script", "trainer", "model", "dataset", "reward_funcs", "json")
+    given = [f"--{name}" for name in names if getattr(options, name)] + list(options.words)
+    if given:
+        raise UserError(f"--guide asks for everything itself: leave out {' '.join(given)}")
 
 
 def _trainer(options: argparse.Namespace) -> Any:

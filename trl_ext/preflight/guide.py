@@ -1,5 +1,6 @@
 """Asks for model, data and rewards, runs the checks one family at a time, and writes the YAML."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from .terminal import closing_line, family_block
 ADAPTER_RATE, FULL_RATE, TINY_RATE = 2e-5, 1e-6, 3e-4
 
 
-def guide(quick: bool = False, console: Console | None = None) -> Report:
+def guide(quick: bool = False, console: Console | None = None, families: Sequence[str] | None = None) -> Report:
     """The whole walk. Returns the last report.
 
+    Args:
+        families: of checks, as in `preflight`.
     Raises:
         UserError: the answers end before the questions do.
     """
@@ -36,7 +39,7 @@ def guide(quick: bool = False, console: Console | None = None) -> Report:
     try:
         options = _ask(console)
         while True:
-            report = _check(options, quick, console)
+            report = _check(options, quick, families, console)
             changed = _change(options, report, console)
             if not changed:
                 break
@@ -79,7 +82,7 @@ def _whole(question: str, default: int, console: Console) -> int:
     return answer
 
 
-def _check(options: dict[str, Any], quick: bool, console: Console) -> Report:
+def _check(options: dict[str, Any], quick: bool, families: Sequence[str] | None, console: Console) -> Report:
     """One family at a time; the walk stops at the first that fails, so that it can be mended."""
     console.print()
     here = {} if torch.cuda.is_available() else {"use_cpu": True, "bf16": False}  # of this look alone
@@ -94,7 +97,7 @@ def _check(options: dict[str, Any], quick: bool, console: Console) -> Report:
     def show(family: str, checks: list[Check], sample: Sample) -> None:
         console.print(family_block(family, checks, sample))
 
-    report = preflight(trainer, quick, on_family=show, stop_at_failure=True)
+    report = preflight(trainer, quick, families, on_family=show, stop_at_failure=True)
     console.print(closing_line(report))
     return report
 
@@ -141,16 +144,21 @@ def _write(options: dict[str, Any], report: Report, console: Console) -> None:
     trainer = options["trainer"]
     if report.failed and not Confirm.ask("A check failed. Write the file anyway", default=False, console=console):
         return
-    question = "\nFile for this configuration"
-    while (path := Path(Prompt.ask(question, default=f"{trainer}.yaml", console=console)).expanduser()).is_dir():
-        console.print(f"{path} is a folder")
-    if path.exists() and not Confirm.ask(f"{path} exists. Replace it", default=False, console=console):
-        console.print("nothing written")
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in options.items() if name != "trainer"}
-    heading = f"# Written by trl-ext preflight --guide, for the trainer {trainer}\n"
-    path.write_text(heading + dump_yaml(kept), encoding="utf-8")
+    content = f"# Written by trl-ext preflight --guide, for the trainer {trainer}\n{dump_yaml(kept)}"
+    while True:  # until there is a file that can be written
+        path = Path(
+            Prompt.ask("\nFile for this configuration", default=f"{trainer}.yaml", console=console)
+        ).expanduser()
+        try:
+            if path.is_file() and not Confirm.ask(f"{path} exists. Replace it", default=False, console=console):
+                console.print("nothing written")
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+            break
+        except OSError as error:
+            console.print(f"cannot write {path}: {error.strerror}")
     console.print(f"written: {path}\n  trl-ext preflight --trainer {trainer} --config {path}")
     if trainer in ("reinforce_loo", "ppo"):
         console.print(f"  accelerate launch recipes/{trainer}.py --config {path}")

@@ -52,13 +52,12 @@ def _rendered(subject: Subject, row: dict[str, Any], messages: list[dict[str, An
     (thoughts of earlier turns, white space), but no mark."""
     marks = {i: f"zq{i}zq" for i, message in enumerate(messages) if _says(message)}
     marked = [message | {"content": marks[i]} if i in marks else message for i, message in enumerate(messages)]
-    tools = getattr(subject.trainer, "tools", None) or (
-        row.get("tools") if isinstance(row.get("tools"), list) else None
-    )
+    tools = getattr(subject.trainer, "tools", None) or row.get("tools")  # which may be a text, and then is none here
+    options = {"tools": tools} if tools and isinstance(tools, list) else {}
     try:
         text = subject.tokenizer.apply_chat_template(
-            marked, tools=tools or None, chat_template=subject.chat_template, tokenize=False,
-            **(row.get("chat_template_kwargs") or {}),
+            marked, chat_template=subject.chat_template, tokenize=False,
+            **options, **(row.get("chat_template_kwargs") or {}),
         )  # fmt: skip
     except (TemplateError, TypeError, ValueError, KeyError):  # what cannot be rendered fails by itself
         return set(), set()

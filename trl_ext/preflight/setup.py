@@ -50,6 +50,13 @@ def build_trainer(
     """
     if config is not None and not Path(config).is_file():
         raise UserError(f"no configuration file {config!r}")
+    try:
+        return _built(words, config, script, trainer)
+    except UserError as error:
+        raise UserError(f"{error}{_made_by(config, str(error))}") from error
+
+
+def _built(words: Sequence[str], config: str | None, script: str | None, trainer: str | None) -> Any:
     given = [] if config is None else ["--config", config]
     beside = None if config is None else Path(config).with_suffix(".py")
     if script is None and trainer is None and beside is not None and beside.is_file():
@@ -59,6 +66,20 @@ def build_trainer(
     if script is not None:
         return trainer_of_script(script, [*given, *words])
     return _build(trainer or trainer_of_options(config), [*given, *words])
+
+
+def _made_by(config: str | None, message: str) -> str:
+    """The command that makes the missing model, where a configuration beside the file writes into its folder."""
+    name = None if config is None else _read(config).get("model_name_or_path")
+    if name is None or f"no model {str(name)!r}" not in message:
+        return ""
+    for path in sorted(Path(str(config)).parent.glob("*.yaml")):
+        try:
+            if _read(str(path)).get("output_dir") == name:
+                return f"; make it first: python {recipe_of_options(str(path))} --config {path}"
+        except UserError:  # somebody else's file
+            continue
+    return ""
 
 
 def recipe_of_options(config: str | None) -> str | None:
