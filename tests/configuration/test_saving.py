@@ -55,7 +55,7 @@ OPTIONS = st.fixed_dictionaries(
         "save_strategy": st.sampled_from(["no", "steps", "epoch", SaveStrategy.NO]),
         "report_to": st.sampled_from(["none", ["tensorboard"], "tensorboard"]),
         "label_names": st.none() | st.lists(TEXT, max_size=3),
-        "reward_weights": st.none() | st.lists(st.floats(allow_nan=False), max_size=3),
+        "reward_weights": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
         "seed": st.integers(0, 2**32 - 1),
         "logging_first_step": st.booleans(),
         "num_train_epochs": st.floats(0.1, 100) | st.integers(1, 9),
