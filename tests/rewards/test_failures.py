@@ -7,6 +7,7 @@ import logging
 import pickle
 import re
 import signal
+import socket
 import threading
 import time
 from collections import OrderedDict, defaultdict
@@ -499,6 +500,13 @@ def blocks_the_signal(prompts, completions, **kwargs):
         pass
 
 
+def waits_with_a_handler_of_its_own(prompts, completions, **kwargs):
+    signal.signal(signal.SIGALRM, lambda signum, frame: None)
+    signal.alarm(0)
+    mine, _other_end = socket.socketpair()
+    mine.recv(1)
+
+
 def ignores_the_signal(prompts, completions, **kwargs):
     while True:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -508,7 +516,7 @@ def ignores_the_signal(prompts, completions, **kwargs):
 @pytest.mark.parametrize(
     "func",
     [swallows, swallows_twice, swallows_in_nested_loops, tries_again_with_a_limit_of_its_own, blocks_the_signal,
-     ignores_the_signal],
+     waits_with_a_handler_of_its_own, ignores_the_signal],
 )  # fmt: skip
 def test_a_function_that_catches_everything_is_given_up_all_the_same(func):
     def outer(signum, frame):

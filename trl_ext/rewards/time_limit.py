@@ -118,17 +118,17 @@ def _watch(seconds: float, handler: Callable, flood: _Flood, running: Any, signa
     time limit of its own by `signal.alarm` does, and where it catches what interrupts it; from a thread.
 
     Args:
-        handler: of the signal, which alone interrupts a call that waits.
+        handler: ours, of the signal, which alone interrupts a call that waits; in one of Python's the flood comes.
         running: a lock that is held as long as the function runs.
         signalling: one that is never free again when it has ended: the next handler may end the process.
     """
     ended, tries, main = running.acquire(timeout=seconds), 0, threading.main_thread().ident or 0
     while not ended and signalling.acquire(blocking=False):
-        own = signal.getsignal(signal.SIGALRM) is handler  # another might end the process
-        if own:
-            signal.pthread_kill(main, signal.SIGALRM)
-        if tries or not own:
+        now = signal.getsignal(signal.SIGALRM)
+        if tries or now is not handler:
             flood.begin()
+        if callable(now):  # what the system does by itself might end the process
+            signal.pthread_kill(main, signal.SIGALRM)
         signalling.release()
         tries += 1
         if tries == _TOLD:
