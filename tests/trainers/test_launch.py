@@ -1,10 +1,12 @@
 """`trl_ext.train`: a clean end where a callback had to raise."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import Trainer as Trainer_
 
 from trl_ext import TrainingStopped, UserError, train
 
@@ -96,3 +98,15 @@ def test_stock_ppo_which_takes_no_arguments_trains_and_refuses_to_resume(tmp_pat
     assert train(StockPPO(), resume_from_checkpoint=None) is None
     with pytest.raises(UserError, match="TRL_EXT_PPO=trl_ext"):
         train(StockPPO(), resume_from_checkpoint=str(tmp_path))
+
+
+def test_a_checkpoint_without_weights_is_one_line(tmp_path):
+    trainer = Trainer(ValueError(f"Can't find a valid checkpoint at {tmp_path}"))
+    with pytest.raises(UserError, match="holds no weights to resume from"):
+        train(trainer, resume_from_checkpoint=str(tmp_path))
+    with pytest.raises(ValueError, match="another"):
+        train(Trainer(ValueError("another")), resume_from_checkpoint=str(tmp_path))
+
+
+def test_transformers_says_so_in_these_words():
+    assert "Can't find a valid checkpoint" in inspect.getsource(Trainer_._load_from_checkpoint)

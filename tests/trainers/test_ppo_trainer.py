@@ -333,12 +333,13 @@ def test_values_start_at_0_with_the_default_head(tmp_path):
     assert not output["old_values"].any()
 
 
-def test_the_head_reads_a_model_whose_decoder_is_called_past_its_base(tmp_path):
-    """OPT's language model calls `model.decoder`, not `model`."""
+@pytest.mark.parametrize("projected", [32, 16])
+def test_the_head_reads_a_model_whose_decoder_is_called_past_its_base(tmp_path, projected):
+    """OPT's language model calls `model.decoder`, not `model`; some project what it gives to another size."""
     torch.manual_seed(0)
     pad, eos = byte_tokenizer().pad_token_id, byte_tokenizer().eos_token_id
     config = OPTConfig(vocab_size=len(byte_tokenizer()), hidden_size=32, ffn_dim=64, num_hidden_layers=2,
-                       num_attention_heads=2, word_embed_proj_dim=32, max_position_embeddings=64, dropout=0.0,
+                       num_attention_heads=2, word_embed_proj_dim=projected, max_position_embeddings=64, dropout=0.0,
                        pad_token_id=pad, eos_token_id=eos, bos_token_id=eos)  # fmt: skip
     trainer = ppo_trainer(tmp_path, model=OPTForCausalLM(config), total_episodes=16)
     head = trainer._value_function.head
@@ -346,7 +347,7 @@ def test_the_head_reads_a_model_whose_decoder_is_called_past_its_base(tmp_path):
     model, ids = trainer.model.eval(), torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         values = model(input_ids=ids, with_values=True).state_values
-        hidden = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+        hidden = model.get_decoder()(input_ids=ids).last_hidden_state
         torch.testing.assert_close(values, head(hidden).squeeze(-1)[:, :-1])
     trainer.train()
 

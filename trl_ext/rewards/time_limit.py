@@ -2,6 +2,7 @@
 
 import _thread
 import ctypes
+import gc
 import logging
 import signal
 import sys
@@ -36,9 +37,10 @@ class _Flood:
     """
 
     def __init__(self, active: Callable[[], bool]) -> None:
-        self.active = active
+        self.active, self.begun = active, False
 
     def begin(self) -> None:
+        self.begun = True
         _PENDING.append(self)  # what the interpreter still asks must not be collected
         ctypes.pythonapi.Py_AddPendingCall(_TRUTH, ctypes.py_object(self))
 
@@ -73,6 +75,7 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
     No context manager, and none of `threading`'s objects, in whose own lines an interruption would escape.
     """
     active, started = True, time.monotonic()
+    flood = _Flood(lambda: active)
     running, signalling = _thread.allocate_lock(), _thread.allocate_lock()
     running.acquire()
 
@@ -87,16 +90,17 @@ def _interrupted(seconds: float, function: Callable[[], Result]) -> Result:
         try:
             # The timer's signal goes to the process: in a thread that takes it, it may come after the handler has gone
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-            _thread.start_new_thread(_watch, (seconds + _AGAIN, interrupt, _Flood(lambda: active), running, signalling))
+            _thread.start_new_thread(_watch, (seconds + _AGAIN, interrupt, flood, running, signalling))
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
             return function()
         finally:
             active = False
     except _Interruption as interruption:
-        traceback.clear_frames(
-            interruption.__traceback__
-        )  # a generator left midway tidies up now, not over what we restore
+        # A generator that was left midway tidies up now, not later, over what is restored below
+        traceback.clear_frames(interruption.__traceback__)
+        if flood.begun:
+            gc.collect()
         raise _exceeded(seconds) from None
     finally:
         active = False  # an interruption may have kept it from being set

@@ -42,6 +42,10 @@ def train(trainer, **kwargs):
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
         return trainer.train(**kwargs)
+    except ValueError as error:
+        if "valid checkpoint" not in str(error):  # Transformers': a folder without weights
+            raise
+        raise UserError(f"{checkpoint} holds no weights to resume from: choose another checkpoint.") from error
     except TrainingStopped as stopped:
         print(stopped)
         return None

@@ -122,8 +122,8 @@ class PPOConfig(ReinforceLOOConfig):
             raise UserError("You cannot set both `stop_token` and `stop_token_id`: drop one.")
         if self.stop_token not in (None, "eos"):
             raise UserError(f"stop_token={self.stop_token!r}: use 'eos', or stop_token_id for another token.")
-        if self.missing_eos_penalty is not None and self.missing_eos_penalty < 0:
-            raise UserError(f"missing_eos_penalty={self.missing_eos_penalty} would be a bonus: make it positive.")
+        if self.missing_eos_penalty is not None and not 0 <= self.missing_eos_penalty < math.inf:
+            raise UserError(f"missing_eos_penalty={self.missing_eos_penalty}: make it positive, and finite.")
         for name, expected in (("model_adapter_name", "default"), ("ref_adapter_name", "ref")):
             if getattr(self, name) not in (None, expected):
                 raise UserError(

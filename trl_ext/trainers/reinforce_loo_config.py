@@ -7,6 +7,8 @@ from ..errors import UserError
 from .batches import launched_processes, require_divisible
 from .episode_config import EpisodeConfig
 
+# Numbers that may be as large as one likes, and not infinite
+UNBOUNDED = ("beta", "kl_target", "learning_rate", "entropy_coef", "vf_coef", "weight_decay", "num_train_epochs")
 # TRL checks these when the first loss is computed: after a generation
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"]
 
@@ -188,12 +190,12 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             ("top_entropy_quantile", 0, 1), ("weight_decay", 0, math.inf),
         ):  # fmt: skip
             value = getattr(self, name)
-            endless = value == math.inf and name in ("beta", "kl_target", "learning_rate")
+            endless = value == math.inf and name in UNBOUNDED
             fits = value is None or (low <= value <= high and not endless)
             require(fits, f"{name}={value}: must be from {low} to {high:g}.")
         for name in ("temperature", "top_p", "sapo_temperature_pos", "sapo_temperature_neg"):
             value = getattr(self, name, 1.0)
-            require(value > 0, f"{name}={value}: must be above 0.")
+            require(0 < value < math.inf, f"{name}={value}: must be a finite number above 0.")
         require(
             self.max_completion_length is not None,
             "max_completion_length=None: set the most tokens that a completion may have.",

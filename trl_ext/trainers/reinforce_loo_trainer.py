@@ -111,7 +111,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         self._takes_position_ids = "position_ids" in accepted and not self._is_vlm
         self._takes_logits_to_keep = "logits_to_keep" in accepted
         if args.baseline == "value":  # after the adapters: PEFT's "all-linear" would wrap the head
-            value_function = ValueFunction(base.config.get_text_config().hidden_size, value_model)
+            value_function = ValueFunction(_width(base), value_model)
             self._value_function = value_function.to(self.accelerator.device)
             add_value_function(base, self._value_function)
             if self.use_vllm:
@@ -580,6 +580,12 @@ class ReinforceLOOTrainer(EpisodeTrainer):
                 self._value_function.load_state_dict(load_file(path))
             except (SafetensorError, RuntimeError) as error:
                 raise UserError(f"{path} is broken, or of another value function: {error}.") from error
+
+
+def _width(base: Any) -> int:
+    """Of the last hidden states, which the LM head reads: some OPT models project them to another size."""
+    head = base.get_output_embeddings()
+    return int(getattr(head, "in_features", None) or base.config.get_text_config().hidden_size)
 
 
 def _check_adapter(model: Any) -> None:
