@@ -6,7 +6,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from trainer_builders import absolute_policy, policy
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from trl_ext import tiny
 from trl_ext.generation.twin import NoTwinError, Twin
 from trl_ext.trainers.reference import add_reference_adapter
 from trl_ext.trainers.value_function import ValueFunction, add_value_function
@@ -76,6 +78,17 @@ def test_a_twin_in_16_bits_is_a_copy_and_one_of_the_same_dtype_is_none():
     assert not {parameter.data_ptr() for parameter in halved.parameters()} & own
     assert {buffer.dtype for name, buffer in halved.named_buffers() if "inv_freq" in name} == {torch.float32}
     torch.testing.assert_close(logits(halved).float(), logits(model), rtol=0.05, atol=0.05)
+
+
+def test_a_base_of_4_bits_is_unpacked_and_the_adapter_merged():
+    options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    model = lora(AutoModelForCausalLM.from_pretrained(tiny.PATH, quantization_config=options, device_map="cpu"))
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # it would repack the weights in place for evaluations
+    twin = Twin(model, torch.float32).model
+    assert not hasattr(twin.config, "quantization_config")
+    torch.testing.assert_close(logits(twin), logits(model).float(), rtol=1e-3, atol=1e-3)
 
 
 def test_the_policy_is_left_as_it_was():
