@@ -82,7 +82,10 @@ def test_a_twin_in_16_bits_is_a_copy_and_one_of_the_same_dtype_is_none():
 
 def test_a_base_of_4_bits_is_unpacked_and_the_adapter_merged():
     options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-    model = lora(AutoModelForCausalLM.from_pretrained(tiny.PATH, quantization_config=options, device_map="cpu"))
+    base = AutoModelForCausalLM.from_pretrained(
+        tiny.PATH, quantization_config=options, device_map="cpu", dtype=torch.float32
+    )
+    model = lora(base)
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # it would repack the weights in place for evaluations
