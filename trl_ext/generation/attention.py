@@ -17,6 +17,13 @@ ATTENTION = "trl_ext_grouped_decode"
 UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
+def _by_sdpa(query, key, value, mask, scale):
+    batch, heads, _, dim = query.shape
+    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], dim)
+    output = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
+    return output.reshape(batch, 1, heads, dim)
+
+
 @torch.library.custom_op("trl_ext::grouped_decode", mutates_args=())
 def grouped_decode(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
@@ -31,11 +38,7 @@ def grouped_decode(
         key, value: `(B, H / groups, L, D)`.
         mask: `(B, 1, 1, L)`, True where a key is seen; one at least in each row.
     """
-    batch, heads, _, dim = query.shape
-    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], dim)
-    return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(
-        batch, 1, heads, dim
-    )
+    return _by_sdpa(query, key, value, mask, scale)
 
 
 @grouped_decode.register_kernel("cuda")
@@ -43,7 +46,7 @@ def _(query, key, value, mask, scale):
     from .decode_kernel import decode, takes
 
     if not takes(query, key, value):
-        return grouped_decode._init_fn(query, key, value, mask, scale)
+        return _by_sdpa(query, key, value, mask, scale)
     return decode(query, key, value, mask, scale)
 
 

@@ -54,13 +54,9 @@ class Twin:
             self.model = type(base)._from_config(config, dtype=dtype, attn_implementation=attention)
         self.model.eval().requires_grad_(False)
         self.dtype = dtype
-        self._check_names(base)
         self._take_buffers(base)
         self.refresh(policy)
-
-    def _check_names(self, base: nn.Module) -> None:
-        known = {name for name, _ in weights_of(base)}
-        missing = sorted(name for name, _ in self.model.named_parameters() if name not in known)
+        missing = sorted(name for name, parameter in self.model.named_parameters() if parameter.is_meta)
         if missing:
             raise NoTwinError(f"the policy has no weight {missing[0]!r}, which its class {type(base).__name__} has")
 

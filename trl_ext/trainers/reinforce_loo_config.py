@@ -186,8 +186,7 @@ class ReinforceLOOConfig(SavedConfig, EpisodeConfig):
             ("num_train_epochs", 0, math.inf), ("cliprange_value", 0, math.inf), ("epsilon_high", 0, math.inf),
             ("per_device_eval_batch_size", 1, math.inf), ("num_generations_eval", 1, math.inf),
             ("steps_per_generation", 1, math.inf), ("generation_batch_size", 1, math.inf), ("delta", 0, math.inf),
-            ("kl_target", 0, math.inf),
-            ("top_entropy_quantile", 0, 1), ("weight_decay", 0, math.inf),
+            ("kl_target", 0, math.inf), ("top_entropy_quantile", 0, 1), ("weight_decay", 0, math.inf),
         ):  # fmt: skip
             value = getattr(self, name)
             endless = value == math.inf and name in UNBOUNDED

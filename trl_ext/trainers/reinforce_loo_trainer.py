@@ -276,7 +276,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         else:
             advantages = self._group_advantages(inputs, rewards, mode)[local]
         output["advantages"] = self._finish_advantages(advantages, mask, mode)
-        output["learning_tokens"] = self.accelerator.gather(mask.sum()).sum()
+        if self._entropy_bonus_enabled:
+            output["learning_tokens"] = self.accelerator.gather(mask.sum()).sum()
         if per_token_logps is not None:
             self._log_rollouts(mode, output, per_token_logps, mask, own)
         return output

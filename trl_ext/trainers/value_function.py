@@ -66,9 +66,8 @@ def add_value_function(model: PreTrainedModel, value_function: ValueFunction) ->
         if not with_values:
             return inner_forward(*args, **kwargs)
         hidden_states = []
-        decoders = {
-            id(module): module for module in (self.base_model, self.get_decoder())
-        }  # OPT calls the second alone
+        # OPT calls the second alone
+        decoders = {id(module): module for module in (self.base_model, self.get_decoder())}
         handles = [
             module.register_forward_hook(lambda _m, _a, out: hidden_states.append(out.last_hidden_state))
             for module in decoders.values()
