@@ -7,7 +7,6 @@
 The same script drives trl_ext's PPO and, on TRL 1.12, the stock trainer (TRL_EXT_PPO=trl_ext asks for ours there too).
 """
 
-from transformers import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
@@ -16,6 +15,7 @@ from trl_ext import (
     PPOMonitoringCallback,
     RewardReliabilityCallback,
     check_reward_funcs,
+    drop_raw_logs,
     guard_reporting,
     load_reward_funcs,
     train,
@@ -80,8 +80,7 @@ def main(args: list[str] | None = None) -> None:
             eval_dataset=eval_dataset,
             value_model=value_model,
         )
-        for raw in (ProgressCallback, PrinterCallback):  # the latter under disable_tqdm
-            trainer.remove_callback(raw)
+        drop_raw_logs(trainer)
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)

@@ -6,7 +6,6 @@
         --model_name_or_path Qwen/Qwen3-0.6B --dataset_name trl-lib/tldr --learning_rate 1e-5
 """
 
-from transformers import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
@@ -17,6 +16,7 @@ from trl_ext import (
     ReinforceLOOTrainer,
     RewardReliabilityCallback,
     check_reward_funcs,
+    drop_raw_logs,
     guard_reporting,
     load_reward_funcs,
     train,
@@ -78,8 +78,7 @@ def main(args: list[str] | None = None) -> None:
             peft_config=get_peft_config(model_args),
             callbacks=[monitor, reliability, checkpoints, console, *stopping],
         )
-        for raw in (ProgressCallback, PrinterCallback):  # the latter under disable_tqdm
-            trainer.remove_callback(raw)
+        drop_raw_logs(trainer)
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)

@@ -7,7 +7,6 @@ The environment is a SQLite database of the review snippets and arithmetic (`trl
 network. The reward is whether the agent's number is the right one.
 """
 
-from transformers import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from trl_ext import (
@@ -17,6 +16,7 @@ from trl_ext import (
     ReinforceLOOConfig,
     ReinforceLOOTrainer,
     RewardReliabilityCallback,
+    drop_raw_logs,
     guard_reporting,
     load_reward_funcs,
     train,
@@ -72,8 +72,7 @@ def main(args: list[str] | None = None) -> None:
             peft_config=get_peft_config(model_args),
             callbacks=[monitor, reliability, checkpoints, console, *stopping],
         )
-        for raw in (ProgressCallback, PrinterCallback):  # the latter under disable_tqdm
-            trainer.remove_callback(raw)
+        drop_raw_logs(trainer)
         guard_reporting(trainer)
 
     before = solved(trainer)

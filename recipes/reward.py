@@ -16,22 +16,24 @@ from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, RewardConfig, RewardTrainer, get_peft_config, get_quantization_config
 
-from trl_ext import UserError, train
-from trl_ext.configuration import building, cli_errors, model_path, parse
+from trl_ext import (
+    AnomalyDetectionCallback,
+    CheckpointHealthCallback,
+    ConsoleCallback,
+    UserError,
+    drop_raw_logs,
+    guard_reporting,
+    train,
+)
+from trl_ext.configuration import PreferenceArguments, building, cli_errors, init_kwargs, model_path, parse
 from trl_ext.data import REVIEWS, degenerate_pairs, load_preferences
 from trl_ext.rewards.sentiment import compound
 
 
 @dataclass
-class ScriptArguments:
+class ScriptArguments(PreferenceArguments):
     """What to prefer."""
 
-    dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    dataset_test_split: str = field(default="test", metadata={"help": "Held-out split; `none`: no held-out accuracy."})
-    num_pairs: int = field(default=10_000, metadata={"help": "Pairs of `reviews` to train on; 600 are held out."})
-    min_gap: float = field(default=1.5, metadata={"help": "Smallest difference of ratings (-4..4) in `reviews`."})
     num_degenerate_pairs: int = field(
         default=0,
         metadata={"help": "Further pairs of `reviews` alone: a real snippet, and a loop or word salad that must lose."},
@@ -68,11 +70,7 @@ def load_tokenizer(path: str, training_args: RewardConfig, model_args: ModelConf
 
 def prefer_scalar_head(training_args: RewardConfig, model_args: ModelConfig) -> None:
     """Options of loading and of LoRA: the score head is new, so an adapter must train and keep all of it."""
-    training_args.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
-    } | (training_args.model_init_kwargs or {})
+    training_args.model_init_kwargs = init_kwargs(training_args, model_args)
     model_args.lora_task_type = "SEQ_CLS"
     model_args.lora_modules_to_save = model_args.lora_modules_to_save or ["score"]
 
@@ -91,6 +89,8 @@ def main(args: list[str] | None = None) -> None:
         train_dataset, eval_dataset = load_data(script_args)
         tokenizer = load_tokenizer(path, training_args, model_args, train_dataset)
         prefer_scalar_head(training_args, model_args)
+        monitor = AnomalyDetectionCallback(on_critical=script_args.on_critical)
+        checkpoints = CheckpointHealthCallback(on_critical=script_args.on_critical)
         trainer = RewardTrainer(
             model=path,
             args=training_args,
@@ -99,7 +99,10 @@ def main(args: list[str] | None = None) -> None:
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
+            callbacks=[monitor, checkpoints, ConsoleCallback()],
         )
+        drop_raw_logs(trainer)
+        guard_reporting(trainer)
         if len(trainer.train_dataset) == 0:
             raise UserError(f"no pair has at most {training_args.max_length} tokens; give a larger max_length")
 
@@ -108,8 +111,9 @@ def main(args: list[str] | None = None) -> None:
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:
-        held_out = len(trainer.eval_dataset)  # without pairs longer than max_length
-        say(f"held-out accuracy: {trainer.evaluate()['eval_accuracy']:.3f}, {held_out} pairs")
+        held_out, metrics = len(trainer.eval_dataset), trainer.evaluate()  # without pairs longer than max_length
+        trainer.save_metrics("eval", metrics)
+        say(f"held-out accuracy: {metrics['eval_accuracy']:.3f}, {held_out} pairs")
         if script_args.dataset_name == REVIEWS:
             say(f"VADER on the same pairs: {vader_accuracy(eval_dataset):.3f} (a tie counts half)")
 

@@ -16,8 +16,17 @@ from datasets import Dataset
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 from trl.models import unwrap_model_for_generation
 
-from trl_ext import UserError, tiny, train
-from trl_ext.configuration import building, cli_errors, model_path, parse
+from trl_ext import (
+    AnomalyDetectionCallback,
+    CheckpointHealthCallback,
+    ConsoleCallback,
+    UserError,
+    drop_raw_logs,
+    guard_reporting,
+    tiny,
+    train,
+)
+from trl_ext.configuration import building, cli_errors, init_kwargs, model_path, parse
 from trl_ext.data import REVIEWS, load_texts, prefixes
 
 
@@ -34,6 +43,9 @@ class ScriptArguments:
     max_words: int | None = field(default=None, metadata={"help": "Train only on texts of at most that many words."})
     num_samples: int = field(default=6, metadata={"help": "Sample texts printed at the end."})
     max_new_tokens: int = field(default=48, metadata={"help": "Longest sample, in tokens."})
+    on_critical: str = field(
+        default="warn", metadata={"help": "On a critical alert: `warn`, or `stop` to save a checkpoint and stop."}
+    )
     export_dir: str | None = field(
         default=None, metadata={"help": "Folder for the policy as float16 and its tokenizer, without training state."}
     )
@@ -56,11 +68,7 @@ def load_data(script_args: ScriptArguments, text_column: str) -> tuple[Dataset, 
 def build_policy(shape: tiny.PolicyShape, training_args: SFTConfig, model_args: ModelConfig, train: Dataset) -> tuple:
     """The policy, a path for `SFTTrainer` to load or an untrained model, and its tokenizer (`None`: the path's own)."""
     if model_args.model_name_or_path:
-        training_args.model_init_kwargs = {
-            "revision": model_args.model_revision,
-            "attn_implementation": model_args.attn_implementation,
-            "dtype": model_args.dtype,
-        } | (training_args.model_init_kwargs or {})
+        training_args.model_init_kwargs = init_kwargs(training_args, model_args)
         return model_path(model_args.model_name_or_path, model_args.model_revision), None
     if training_args.dataset_text_field not in train.column_names:
         raise UserError("only a dataset of texts can train a policy from scratch; set model_name_or_path")
@@ -87,6 +95,8 @@ def main(args: list[str] | None = None) -> None:
         text_column = training_args.dataset_text_field
         train_dataset, eval_dataset = load_data(script_args, text_column)
         model, tokenizer = build_policy(shape, training_args, model_args, train_dataset)
+        monitor = AnomalyDetectionCallback(on_critical=script_args.on_critical)
+        checkpoints = CheckpointHealthCallback(on_critical=script_args.on_critical)
         trainer = SFTTrainer(
             model=model,
             args=training_args,
@@ -95,14 +105,19 @@ def main(args: list[str] | None = None) -> None:
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
+            callbacks=[monitor, checkpoints, ConsoleCallback()],
         )
+        drop_raw_logs(trainer)
+        guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:
-        loss = trainer.evaluate()["eval_loss"]
+        metrics = trainer.evaluate()
+        trainer.save_metrics("eval", metrics)
+        loss = metrics["eval_loss"]
         say(f"held-out loss: {loss:.3f} nats a token, perplexity {math.exp(loss):.1f}, {len(eval_dataset)} texts")
         if text_column in eval_dataset.column_names:
             prompts = prefixes(eval_dataset[text_column])[: script_args.num_samples]

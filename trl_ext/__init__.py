@@ -19,6 +19,7 @@ _HOME = {
     "TimeBudgetCallback": "trl_ext.callbacks",
     "ConsoleCallback": "trl_ext.callbacks",
     "TrainingStopped": "trl_ext.callbacks",
+    "drop_raw_logs": "trl_ext.callbacks",
     "guard_reporting": "trl_ext.callbacks",
     "check_reward_funcs": "trl_ext.rewards",
     "load_reward_funcs": "trl_ext.rewards",

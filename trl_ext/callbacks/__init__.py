@@ -12,6 +12,7 @@ _HOME = {
     "RewardReliabilityCallback": "reward_reliability",
     "TimeBudgetCallback": "time_budget",
     "TrainingStopped": "stopping",
+    "drop_raw_logs": "console",
     "guard_reporting": "reporting_guard",
 }
 __all__ = sorted(_HOME)

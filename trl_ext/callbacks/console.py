@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.monitor.metrics import METRICS
@@ -51,11 +51,17 @@ def log_line(step: int, max_steps: int, logs: Mapping[str, Any], width: int | No
     return line + "".join(shown) if shown else ""
 
 
+def drop_raw_logs(trainer: Any) -> None:
+    """Takes the two callbacks of Transformers out that print raw dictionaries, one of them under `disable_tqdm`."""
+    for raw in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(raw)
+
+
 class ConsoleCallback(TrainerCallback):
     """Shows a run to whoever started it. Use it in place of the callback that prints raw dictionaries:
 
-        trainer.remove_callback(ProgressCallback)  # under `disable_tqdm`: PrinterCallback
-        trainer.add_callback(ConsoleCallback(reward_funcs))
+        trainer = GRPOTrainer(..., callbacks=[ConsoleCallback(reward_funcs)])
+        drop_raw_logs(trainer)
 
     Works on HF trainers and on stock PPO, prints in the main process alone, and draws the bar only where the error
     stream is a terminal: log files get lines. An error in it is logged once and never ends a run.

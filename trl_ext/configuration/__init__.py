@@ -12,6 +12,7 @@ import importlib
 
 # Resolved on first use: a list of templates needs no Transformers
 _HOME = {
+    "PreferenceArguments": "arguments",
     "RLScriptArguments": "arguments",
     "building": "mistakes",
     "cli_errors": "mistakes",
@@ -19,6 +20,7 @@ _HOME = {
     "from_json": "saving",
     "from_template": "saving",
     "from_yaml": "saving",
+    "init_kwargs": "models",
     "load_policy_and_tokenizer": "models",
     "load_value_model": "models",
     "memory_estimate": "memory",

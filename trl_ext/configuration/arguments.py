@@ -1,8 +1,23 @@
-"""What the reinforcement learning recipes take besides TRL's own options."""
+"""What the recipes take besides TRL's own options."""
 
 from dataclasses import dataclass, field
 
 from ..data import REVIEWS
+
+
+@dataclass
+class PreferenceArguments:
+    """Pairs of which one is preferred, and what is watched."""
+
+    dataset_name: str = field(default=REVIEWS, metadata={"help": "`reviews`, a local file or folder, or a hub id."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a hub dataset."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str = field(default="test", metadata={"help": "Held-out split; `none`: no held-out accuracy."})
+    num_pairs: int = field(default=10_000, metadata={"help": "Pairs of `reviews` to train on; 600 are held out."})
+    min_gap: float = field(default=1.5, metadata={"help": "Smallest difference of ratings (-4..4) in `reviews`."})
+    on_critical: str = field(
+        default="warn", metadata={"help": "On a critical alert: `warn`, or `stop` to save a checkpoint and stop."}
+    )
 
 
 @dataclass

@@ -29,6 +29,19 @@ def load_policy_and_tokenizer(model_args, trust_remote_code: bool = False):
     return model, tokenizer
 
 
+def init_kwargs(training_args: Any, model_args: Any) -> dict[str, Any]:
+    """`model_init_kwargs` for a trainer that loads the model itself: what `ModelConfig` says, and what was given.
+
+    Revision, attention and dtype of the command line would be lost otherwise: the trainers read `model_init_kwargs`.
+    """
+    of_the_model = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
+    return of_the_model | (training_args.model_init_kwargs or {})
+
+
 def load_value_model(name_or_path: str | None, model_args: Any, tokenizer: Any, trust_remote_code: bool = False) -> Any:
     """A value network: that model's body and a scalar `score` head, which starts at zero unless the folder has one.
 
