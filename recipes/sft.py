@@ -119,7 +119,7 @@ def main(args: list[str] | None = None) -> None:
         trainer.save_metrics("eval", metrics)
         loss = metrics["eval_loss"]
         say(f"held-out loss: {loss:.3f} nats a token, perplexity {math.exp(loss):.1f}, {len(eval_dataset)} texts")
-        if text_column in eval_dataset.column_names:
+        if text_column in eval_dataset.column_names and script_args.num_samples:
             prompts = prefixes(eval_dataset[text_column])[: script_args.num_samples]
             for text in sample(trainer, prompts, script_args.max_new_tokens):
                 say(f"sample: {text}")

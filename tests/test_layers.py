@@ -28,6 +28,7 @@ LAYERS = (
     "trainers",
     "reporting",
     "sweep",
+    "pipeline",
     "compat",
     "preflight",
     "cli",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from trl_ext.cli.checkpoint import add_checkpoint
 from trl_ext.cli.config import add_config
 from trl_ext.cli.output import complain
+from trl_ext.cli.pipeline import add_pipeline
 from trl_ext.cli.preflight import add_preflight
 from trl_ext.cli.replay import add_replay
 from trl_ext.cli.rewards import add_rewards
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_checkpoint(commands)
     add_config(commands)
+    add_pipeline(commands)
     add_preflight(commands)
     add_replay(commands)
     add_rewards(commands)

@@ -53,7 +53,7 @@ def run_job(sweep: Sweep, job: int, options: dict[str, Any], on_start: Callable[
         on_start: called with `pid` and `created` of its process.
     """
     folder = Path(sweep.output_dir) / str(job)
-    _put_aside(folder)
+    put_aside(folder)
     folder.mkdir(parents=True)
     if sweep.recipe is not None:
         base = {} if sweep.config is None else read_yaml(sweep.config) or {}
@@ -75,7 +75,7 @@ def run_job(sweep: Sweep, job: int, options: dict[str, Any], on_start: Callable[
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end_group(process)
+            end_group(process)
     seconds = time.monotonic() - began
     if code is None:
         return Ended("timeout", f"ended after {sweep.timeout:g} seconds; its last line: {last_line(folder)}", seconds)
@@ -113,16 +113,16 @@ def last_line(folder: Path) -> str:
     return printable(lines[-1][:400]) if lines else "it printed nothing"
 
 
-def _put_aside(folder: Path) -> None:
+def put_aside(folder: Path, mark: str = "cut-short") -> None:
     """What a job wrote that was cut short is kept: a run that appended to it would mix two."""
     if folder.exists():
         number = 1
-        while folder.with_name(f"{folder.name}.cut-short-{number}").exists():
+        while folder.with_name(f"{folder.name}.{mark}-{number}").exists():
             number += 1
-        folder.rename(folder.with_name(f"{folder.name}.cut-short-{number}"))
+        folder.rename(folder.with_name(f"{folder.name}.{mark}-{number}"))
 
 
-def _end_group(process: subprocess.Popen) -> None:
+def end_group(process: subprocess.Popen) -> None:
     """The process, if it runs, and whatever it started that still does."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -35,7 +35,7 @@ class SweepState:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held as long as the sweep runs
-            _lock(self._lock, self.folder)
+            lock_folder(self._lock, self.folder, "sweep")
             events = read_records(path.read_bytes()) if path.exists() else []
         except OSError as error:
             raise UserError(f"cannot write into {self.folder}: {error.strerror}") from error
@@ -75,12 +75,16 @@ def _cannot_write(path: Path, error: OSError) -> None:
     raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _lock(file: Any, folder: Path) -> None:
-    """Released with the process, however it ends."""
+def lock_folder(file: Any, folder: Path, what: str) -> None:
+    """Released with the process, however it ends.
+
+    Raises:
+        UserError: another process holds it.
+    """
     with contextlib.suppress(ImportError):  # not on Windows
         import fcntl
 
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"a sweep runs in {folder} now: wait for it, or give another output_dir") from error
+            raise UserError(f"a {what} runs in {folder} now: wait for it, or give another output_dir") from error
