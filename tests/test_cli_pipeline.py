@@ -1,0 +1,221 @@
+"""`trl-ext pipeline`: what runs, what is skipped, and that it goes on after whatever ended it.
+
+The stages are a script that writes down its options and what it found in the folder of the stage before.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from trl_ext.cli import main
+from trl_ext.pipeline.definition import read_pipeline
+
+ROOT = Path(__file__).parents[1]
+RECIPE = """
+import json, os, sys, time
+from pathlib import Path
+import yaml
+options = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+folder = Path(options["output_dir"])
+folder.mkdir(parents=True, exist_ok=True)
+if options.get("sleep") and "resume_from_checkpoint" not in options:
+    (folder / "checkpoint-3").mkdir(exist_ok=True)
+    (folder / "checkpoint-3" / "trainer_state.json").write_text(options.get("state", "{}"))
+    Path("pid").write_text(str(os.getpid()))
+    time.sleep(options["sleep"])
+if options.get("status"):
+    sys.exit(options["status"])
+found = json.loads(Path(options["start"], "made.json").read_text()) if "start" in options else []
+(folder / "made.json").write_text(json.dumps([*found, {k: v for k, v in options.items() if k != "output_dir"}]))
+with open("runs.txt", "a") as file:
+    file.write(folder.name + "\\n")
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("step.py").write_text(RECIPE)
+    return tmp_path
+
+
+def write(*stages: dict, **more) -> str:
+    content = {"output_dir": "out", "stages": [{"recipe": "step", **stage} for stage in stages], **more}
+    Path("p.yaml").write_text(yaml.safe_dump(content))
+    return "p.yaml"
+
+
+FIRST, SECOND = {"name": "a", "options": {"x": 1}}, {"name": "b", "options": {"start": "{a}", "x": 2}}
+THIRD = {"name": "c", "options": {"x": 3}}
+
+
+def ran() -> list[str]:
+    return Path("runs.txt").read_text().split() if Path("runs.txt").exists() else []
+
+
+def made(stage: str) -> list[dict]:
+    return json.loads(Path("out", stage, "made.json").read_text())
+
+
+def test_each_stage_starts_from_the_folder_of_the_one_it_names(here, capsys):
+    Path("step.yaml").write_text("x: 0\ny: 5\n")
+    assert main(["pipeline", write(FIRST, SECOND, THIRD)]) == 0
+    assert ran() == ["a", "b", "c"]
+    assert made("b") == [{"x": 1, "y": 5}, {"x": 2, "y": 5, "start": "out/a"}]  # over those of the recipe's own file
+    assert "out/a" in capsys.readouterr().out
+
+
+def test_what_is_done_is_skipped(here, capsys):
+    for _ in range(2):
+        assert main(["pipeline", write(FIRST, SECOND, THIRD)]) == 0
+    assert ran() == ["a", "b", "c"]
+    assert "stage 2 of 3, b: done already, in out/b" in capsys.readouterr().err
+
+
+def test_a_changed_stage_runs_again_with_what_starts_from_it_and_the_old_folder_is_kept(here, capsys):
+    main(["pipeline", write(FIRST, SECOND, THIRD)])
+    file = write({**FIRST, "options": {"x": 7}}, SECOND, THIRD)
+    assert main(["pipeline", file, "--dry-run"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")][-3:] == [
+        "a: x changed", "b: a runs again", "c: done"
+    ]  # fmt: skip
+    assert main(["pipeline", file]) == 0
+    assert ran() == ["a", "b", "c", "a", "b"]
+    assert made("b")[0] == {"x": 7}
+    assert json.loads(Path("out/a.before-1/made.json").read_text()) == [{"x": 1}]
+
+
+def test_a_folder_that_was_removed_is_made_again(here):
+    main(["pipeline", write(FIRST, SECOND)])
+    Path("out/a/made.json").unlink()
+    assert main(["pipeline", write(FIRST, SECOND)]) == 0
+    assert ran() == ["a", "b", "a", "b"]
+
+
+def test_a_stage_that_fails_ends_it_in_one_line_and_the_same_command_goes_on(here, capsys):
+    assert main(["pipeline", write(FIRST, {"name": "b", "options": {"status": 4}}, THIRD)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("trl-ext: error: stage 2 of 3, b failed after") and "with status 4" in line
+    assert main(["pipeline", write(FIRST, {"name": "b", "options": {"x": 2}}, THIRD)]) == 0
+    assert ran() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("state", "resumed"), [("{}", True), ('{"half', False)])
+def test_after_a_kill_it_ends_what_still_runs_and_goes_on_from_a_whole_checkpoint(here, state, resumed, capsys):
+    file = write(FIRST, {"name": "b", "options": {"sleep": 60, "state": state}})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-m", "trl_ext.cli", "pipeline", file], env=environment)
+    stage = _number("pid")
+    process.kill()
+    process.wait()
+    assert psutil.pid_exists(stage)
+    Path("pid").unlink()
+    if not resumed:  # it begins anew, and is ended from here
+        process = subprocess.Popen([sys.executable, "-m", "trl_ext.cli", "pipeline", file], env=environment)
+        assert _number("pid") != stage
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+        assert not psutil.pid_exists(_number("pid"))
+        assert Path("out/b.before-1").exists()
+    else:
+        assert main(["pipeline", file]) == 0
+        assert made("b")[0]["resume_from_checkpoint"] == "true"
+        assert "was ended" in capsys.readouterr().err
+        main(["pipeline", file])
+        assert ran() == ["a", "b"]  # done, though its options had one more the last time
+    assert not psutil.pid_exists(stage)
+
+
+def _number(path: str) -> int:
+    deadline = time.monotonic() + 60
+    while not (Path(path).exists() and Path(path).read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(Path(path).read_text())
+
+
+def test_a_stage_is_launched_by_accelerate_where_a_configuration_is_named(here):
+    config = ROOT / "accelerate_configs" / "cpu.yaml"
+    assert main(["pipeline", write(FIRST), "--accelerate_config", str(config)]) == 0
+    assert made("a") == [{"x": 1}]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"output_dir": None}, "output_dir is missing: write output_dir: runs/pipeline"),
+        ({"stages": []}, "stages is missing: write stages: [{name: sft"),
+        ({"stage": []}, "unknown key 'stage', did you mean stages?"),
+        ({"stages": [{"name": "a", "recipe": "step", "option": {}}]}, "unknown key 'option', did you mean options?"),
+        ({"stages": [{"name": "a/b", "recipe": "step"}]}, "a name of letters, digits, _ and - is missing"),
+        ({"stages": [{"name": "a", "recipe": "stop"}]}, "stage a: recipe: there is no file stop.py"),
+        ({"stages": [{"name": "a", "recipe": "step", "config": "no.yaml"}]}, "config: there is no file no.yaml"),
+        ({"stages": [{"name": "a", "recipe": "step", "options": {"output_dir": "x"}}]}, "take it out of options"),
+        ({"stages": [FIRST | {"recipe": "step"}] * 2}, "two stages are called 'a'"),
+        ({"stages": [FIRST | {"recipe": "step"}, {"name": "b", "recipe": "step", "options": {"start": "{aa}"}}]},
+         "{aa} is no stage before this one, did you mean a?"),
+        ({"stages": [{"name": "b", "recipe": "step", "options": {"start": "{b}"}}]}, "{b} is no stage before this one"),
+        ({"accelerate_config": "no.yaml"}, "accelerate_config: there is no file no.yaml"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_nothing_runs(here, change, expected, capsys):
+    content = {"output_dir": "out", "stages": [{**FIRST, "recipe": "step"}]} | change
+    Path("p.yaml").write_text(yaml.safe_dump(content))
+    assert main(["pipeline", "p.yaml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trl-ext: error: p.yaml: ") and expected in line
+    assert not Path("out").exists()
+
+
+def test_two_at_a_time_in_one_folder_are_refused(here, capsys):
+    from trl_ext.pipeline.state import PipelineState
+
+    file = write(FIRST)
+    first = PipelineState(read_pipeline(file))
+    assert main(["pipeline", file]) == 2
+    assert "a pipeline runs in out now" in capsys.readouterr().err
+    first.close()
+
+
+def test_the_repositorys_own_pipeline_names_recipes_options_and_stages_that_exist():
+    pipeline = read_pipeline(ROOT / "recipes" / "pipeline.yaml")
+    assert [stage.name for stage in pipeline.stages] == ["sft", "reward", "dpo", "ppo", "compare"]
+    assert {stage.name: stage.needs for stage in pipeline.stages} == {
+        "sft": (), "reward": ("sft",), "dpo": ("sft",), "ppo": ("sft", "reward"),
+        "compare": ("sft", "dpo", "ppo", "reward"),
+    }  # fmt: skip
+
+
+def test_the_table_tells_what_each_kind_of_stage_came_to(here, capsys):
+    Path("step.py").write_text(
+        RECIPE + "\nfor name, content in options.get('files', {}).items():\n"
+        "    (folder / name).parent.mkdir(exist_ok=True)\n    (folder / name).write_text(content)\n"
+    )
+    log = [{"step": 0, "eval_loss": 4.0}, {"step": 9, "loss": 3.1}]
+    reward = [
+        {"step": i, "objective/scores": i / 10, "reward_reliability/gold": -i, "objective/kl": 2.0} for i in range(11)
+    ]
+    dpo = {"eval_rewards/accuracies": 0.75, "eval_rewards/margins": 0.5, "eval_loss": 0.6}
+    files = {
+        "sft": {"trl_ext/metrics.jsonl": _lines(log), "eval_results.json": '{"eval_loss": 3.5}'},
+        "dpo": {"eval_results.json": json.dumps(dpo)},
+        "ppo": {"trl_ext/metrics.jsonl": _lines(reward)},
+    }
+    stages = [{"name": name, "options": {"files": content}} for name, content in files.items()]
+    assert main(["pipeline", write(*stages)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "held-out loss 4.000 -> 3.500" in out
+    assert "held-out accuracy 0.750, margin 0.500 nats" in out
+    assert "reward 0 -> 1, gold reward 0 -> -10, KL 2 -> 2" in out
+
+
+def _lines(rows: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
