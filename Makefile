@@ -1,7 +1,7 @@
 # `make ppo` trains, `make test` tests, `make help` lists the rest. Each works from a clean clone and makes the environment it needs.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help ppo reinforce_loo reinforce_loo_agent sft reward reward_hacking preflight tensorboard smoke test test-current test-trl112 check format clean
+.PHONY: help ppo reinforce_loo reinforce_loo_agent sft reward dpo compare pipeline reward_hacking preflight tensorboard smoke test test-current test-trl112 check format clean
 
 PYTHON ?= python3
 ARGS ?=
@@ -24,6 +24,7 @@ CORES := $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROC
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
 # PPO counts its length in episodes, in both TRL lanes; 64 a step.
 SMOKE_ppo := --total_episodes 192
+SMOKE_compare := --num_prompts 8
 SMOKE_reinforce_loo_agent := --max_steps 3 --model_name_or_path trl_ext/tiny
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
@@ -60,10 +61,15 @@ ppo: ## train the embedded policy with PPO, watched by the monitor
 reinforce_loo: ## the same with REINFORCE and a leave-one-out baseline
 sft: ## train a policy on the review sentences from scratch
 reward: ## train a reward model on what human judges thought of the review sentences
-ppo reinforce_loo sft reward: $(VENV)/.installed-recipes
+dpo: ## train a policy on those pairs without a reward model
+compare: ## policies side by side: make compare ARGS="--policies trl_ext/tiny runs/ppo runs/dpo"
+ppo reinforce_loo sft reward dpo compare: $(VENV)/.installed-recipes
 	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
 preflight: $(VENV)/.installed-recipes ## check a recipe before it runs: make preflight ARGS="--config recipes/ppo.yaml"
 	$(VENV)/bin/trl-ext preflight $(or $(ARGS),--config recipes/ppo.yaml)
+pipeline: $(VENV)/.installed-recipes ## SFT, reward model, DPO and PPO, each from what the one before made; 12 minutes on two cores
+	OMP_NUM_THREADS=$(THREADS) $(VENV)/bin/trl-ext pipeline recipes/pipeline.yaml \
+		--accelerate_config accelerate_configs/$(DEVICE).yaml $(ARGS)
 reinforce_loo_agent: $(VENV)/.installed-recipes $(RUNS)/reinforce_loo_agent_sft/config.json ## an agent with tools, taught the form first
 	$(LAUNCH) recipes/$@.py --config recipes/$@.yaml $(ARGS)
 $(RUNS)/reinforce_loo_agent_sft/config.json: | $(VENV)/.installed-recipes

@@ -10,6 +10,7 @@ compile; seconds by a clock that waits for the card. Prints a table in Markdown.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -17,13 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-SHAPES = {
-    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 4096,
-             "tie_word_embeddings": True},
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2048, "tie_word_embeddings": True},
-}  # fmt: skip
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from shapes import SHAPES, qwen3_config
+
 CASES = ("stock_ppo", "ppo", "ppo_fast", "ppo_fast_compiled", "grpo", "grpo_fast", "grpo_fast_compiled", "rloo",
          "rloo_fast", "reinforce_loo_fast", "reinforce_loo_fast_compiled")  # fmt: skip
 STOCK = {"ppo": "stock_ppo", "rloo": "rloo", "grpo": "grpo", "reinforce_loo": "grpo"}
@@ -133,14 +130,13 @@ def run(case: str, options: argparse.Namespace) -> dict:
 def build(case: str, options: argparse.Namespace, cuda: bool):
     import torch
     from datasets import Dataset
-    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+    from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
     from trl_ext import tiny
 
     torch.manual_seed(0)
     tokenizer = tiny.byte_tokenizer()
-    pads = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = Qwen3Config(**SHAPES[options.shape], **pads)
+    config = qwen3_config(options.shape, tokenizer)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
 
     def made(model_class, config):
@@ -149,7 +145,8 @@ def build(case: str, options: argparse.Namespace, cuda: bool):
         return model.to(dtype)
 
     folder = tempfile.mkdtemp()
-    letters = torch.randint(97, 123, (options.samples * (options.steps + 3), options.prompt)).tolist()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    letters = torch.randint(97, 123, (options.samples * (options.steps + 3) * processes, options.prompt)).tolist()
     prompts = ["".join(map(chr, row)) for row in letters]
     micro = options.micro_batch
     common = {
@@ -165,10 +162,9 @@ def build(case: str, options: argparse.Namespace, cuda: bool):
             "num_ppo_epochs": 1, "num_mini_batches": 1, "response_length": options.response,
             "total_episodes": options.samples * total, "num_sample_generations": 0,
         }  # fmt: skip
-        value_model = made(Qwen3ForSequenceClassification, Qwen3Config(**{**config.to_dict(), "num_labels": 1}))
+        value_model = made(Qwen3ForSequenceClassification, qwen3_config(options.shape, tokenizer, num_labels=1))
         model, reference = made(Qwen3ForCausalLM, config), made(Qwen3ForCausalLM, config)
         data = Dataset.from_dict({"input_ids": tokenizer(prompts)["input_ids"]})
-        sys.path.insert(0, str(Path(__file__).resolve().parent))
         from bench_trainers import free_reward
 
         if case == "stock_ppo":
