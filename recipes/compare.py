@@ -178,7 +178,7 @@ def table_of(summaries: dict[str, dict], judge: Judge) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", overflow="fold")
     gold = judge.names[len(judge.weights) :]
-    for name in ("reward", *judge.names, "KL", "length", "distinct"):
+    for name in ("reward", *judge.names, "KL", "tokens", "distinct"):
         table.add_column(f"{name} (gold)" if name in gold else name, justify="right")
     for policy, each in summaries.items():
         error = each["reward_standard_error"]

@@ -5,7 +5,7 @@
 
 REINFORCE-LOO on the embedded policy as `bench_learning.py` trains it (float32 weights, so that the twin in bfloat16 is
 not the policy), 64 completions a step; then four of each of 256 held-out prompts, by Transformers alone, on
-the CPU. `mismatch`: mean over the steps of |log p - log q| a token between training and sampling, where it is corrected.
+the CPU. `mismatch`: mean over the steps of |log p - log q| a token, training against sampling, where it is corrected.
 """
 
 import argparse
