@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from shapes import SHAPES, qwen3_config
 
 CASES = ("stock_ppo", "ppo", "ppo_fast", "ppo_fast_compiled", "grpo", "grpo_fast", "grpo_fast_compiled", "rloo",
-         "rloo_fast", "reinforce_loo_fast", "reinforce_loo_fast_compiled")  # fmt: skip
+         "rloo_fast", "rloo_fast_compiled", "reinforce_loo_fast", "reinforce_loo_fast_compiled")  # fmt: skip
 STOCK = {"ppo": "stock_ppo", "rloo": "rloo", "grpo": "grpo", "reinforce_loo": "grpo"}
 WARM_UP = 2
 

@@ -5,20 +5,18 @@
 
 `ReinforceLOOTrainer` with a KL to a reference (`beta: 0.05`) on a random policy of Qwen3's shape: 16 samples of 64 +
 128 tokens, micro-batches of 4, two optimizer steps, the second with the optimizer's state in memory. What is counted
-is `torch.cuda.max_memory_allocated` from the loaded policy to the end, weights included. A row is a process of its own.
+is `torch.cuda.max_memory_allocated` from the loaded policy to the end, weights included; `left` is what the rows before
+it had not freed.
 """
 
 import argparse
 import gc
 import json
-import multiprocessing
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
-
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking whether there is a card must not open it before the fork
 
 # Option -> dtype of the weights, LoRA, bits, and options of the configuration
 CHECKPOINTING = {"gradient_checkpointing": True}
@@ -118,26 +116,18 @@ def run(shape: str, option: str, folder: str | None) -> dict:
     return {"loaded": before, "peak": peak, "seconds": seconds, "trained": trained, "second_model": second_model}
 
 
-def child(connection, function, *arguments) -> None:
+def row(shape: str, option: str, folder: str | None) -> dict | str:
+    """What `run` found, or what it failed with; with the memory that rows before it left behind."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    left = torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
     try:
-        connection.send(function(*arguments))
+        return run(shape, option, folder) | {"left": left}
     except Exception as error:
-        connection.send(f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
-
-
-def apart(function, *arguments):
-    """In a forked process, which finds the libraries imported: a card's memory is only free again when it has ended."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(theirs, function, *arguments))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    except EOFError:
-        return "the process ended without a word"
-    finally:
-        process.join()
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def main() -> None:
@@ -146,27 +136,20 @@ def main() -> None:
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
     parser.add_argument("--json", type=Path, help="also write the rows there")
     options = parser.parse_args()
-    import datasets  # noqa: F401 - before the fork
-    import peft  # noqa: F401
-    import trl  # noqa: F401
-
-    from trl_ext.trainers import reinforce_loo_trainer  # noqa: F401
-
     rows = {}
     for shape in options.shapes:
-        print(
-            f"\n| {shape} | peak, GB | loaded, GB | trained | reference | s a step |\n|---|---|---|---|---|---|",
-            flush=True,
-        )
-        folder = apart(stored, shape) if any(OPTIONS[option][2] for option in options.options) else None
+        print(f"\n| {shape} | peak, GB | loaded, GB | left, GB | trained | reference | s a step |")
+        print("|---|---|---|---|---|---|---|", flush=True)
+        folder = stored(shape) if any(OPTIONS[option][2] for option in options.options) else None
         for option in options.options:
-            found = rows[f"{shape}: {option}"] = apart(run, shape, option, folder)
+            found = rows[f"{shape}: {option}"] = row(shape, option, folder)
             if isinstance(found, str):
-                print(f"| {option} | {found} | | | | |", flush=True)
+                print(f"| {option} | {found} | | | | | |", flush=True)
                 continue
             reference = "a second model" if found["second_model"] else "the adapter off"
-            print(f"| {option} | {found['peak']:.1f} | {found['loaded']:.1f} | {found['trained'] / 1e6:,.0f} M | "
-                  f"{reference} | {found['seconds']:.1f} |", flush=True)  # fmt: skip
+            memory = " | ".join(f"{found[name]:.1f}" for name in ("peak", "loaded", "left"))
+            trained = f"{found['trained'] / 1e6:,.0f} M"
+            print(f"| {option} | {memory} | {trained} | {reference} | {found['seconds']:.1f} |", flush=True)
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
     if options.json:
