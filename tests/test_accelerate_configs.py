@@ -4,7 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from torch.distributed.fsdp.fully_sharded_data_parallel import StateDictType
 
 FOLDER = Path(__file__).parents[1] / "accelerate_configs"
 # What `accelerate launch` makes of each file: (kind, processes, on the CPU, the GPUs it may see).
@@ -12,6 +16,9 @@ EXPECTED = {
     "cpu.yaml": ("NO", 1, True, None),
     "single_gpu.yaml": ("NO", 1, False, "0"),
     "multi_gpu.yaml": ("MULTI_GPU", 2, False, "all"),
+    "fsdp2.yaml": ("FSDP", 2, False, "all"),
+    "zero2.yaml": ("DEEPSPEED", 2, False, "all"),
+    "zero3.yaml": ("DEEPSPEED", 2, False, "all"),
 }
 SCRIPT = """
 import sys, torch
@@ -46,3 +53,32 @@ def test_launch_on_the_cpu_gives_one_process_the_threads_asked_for(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[-2] == "1 cpu 1 ['--seed', '1']"
     assert "had defaults used instead" not in done.stderr
+
+
+def launched(name):
+    """What `accelerate launch` has parsed, of the file alone."""
+    words = ["--config_file", str(FOLDER / name), "script.py"]
+    return _validate_launch_command(launch_command_parser().parse_args(words))[0]
+
+
+def test_the_plugin_that_fsdp2_becomes_shards_by_blocks_and_saves_what_from_pretrained_loads(monkeypatch):
+    for key, value in prepare_multi_gpu_env(launched("fsdp2.yaml")).items():
+        monkeypatch.setenv(key, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.state_dict_type == StateDictType.FULL_STATE_DICT
+    assert plugin.cpu_ram_efficient_loading is False
+    assert plugin.auto_wrap_policy.__name__ == "transformer_auto_wrap_policy"
+    assert plugin.transformer_cls_names_to_wrap is None  # each architecture names its own blocks
+
+
+@pytest.mark.parametrize(("name", "stage"), [("zero2.yaml", "2"), ("zero3.yaml", "3")])
+def test_what_deepspeed_is_told_is_the_stage_and_to_save_whole_weights(name, stage):
+    args = launched(name)
+    args.deepspeed_fields_from_accelerate_config = ""
+    _, environment = prepare_deepspeed_cmd_env(args)
+    assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == stage
+    assert environment.get("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", "false") == str(stage == "3").lower()
+    assert environment["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == str(stage == "3").lower()
+    assert environment["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "none"
