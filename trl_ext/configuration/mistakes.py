@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ from .. import tiny
 from ..errors import UserError
 
 TRACEBACK = "TRL_EXT_TRACEBACK"
+_FIRST = 2.0  # seconds: what all processes find is said by the first, after whose end the launcher ends the others
 
 
 @contextmanager
@@ -24,6 +26,8 @@ def cli_errors() -> Iterator[None]:
     except UserError as error:
         if os.environ.get(TRACEBACK) == "1":
             raise
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(_FIRST)
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 

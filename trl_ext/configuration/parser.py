@@ -20,6 +20,7 @@ from trl import TrlParser
 
 from ..errors import UserError
 from ..strict_yaml import StrictLoader
+from .engines import check_engine, telling_engines
 from .header import HEADER, check_header
 from .mistakes import one_line
 from .templates import template_of
@@ -39,15 +40,20 @@ def parse(dataclass_types: Sequence[type], args: Sequence[str] | None = None) ->
 
     Raises:
         UserError: an unknown option (naming the nearest), a wrong type, a file that is no YAML mapping or was written
-            by another class, or no such template.
+            by another class, no such template, or processes, engine and quantization that do not go together (see
+            `engines.py`).
     """
     words = list(sys.argv[1:] if args is None else args)
     parser = _Parser(dataclass_types, allow_abbrev=False, epilog=_EPILOG)
     path, template = _take(words, "--config", "FILE.yaml"), _take(words, "--template", "debug")
     for file in filter(None, (template and str(_template(template, dataclass_types)), path)):
         parser.set_defaults_with_config(**_checked(_read_yaml(file, dataclass_types), parser, dataclass_types, file))
-    _refuse_unknown(parser.parse_known_args(words)[1], parser)
-    return parser.parse_args_into_dataclasses(args=words, look_for_args_file=False)
+    namespace, unknown = parser.parse_known_args(words)
+    _refuse_unknown(unknown, parser)
+    with telling_engines(getattr(namespace, "use_cpu", False)):
+        options = parser.parse_args_into_dataclasses(args=words, look_for_args_file=False)
+    check_engine(options)
+    return options
 
 
 class _Parser(TrlParser):
