@@ -86,6 +86,19 @@ def sample(trainer: SFTTrainer, prompts: list[str], max_new_tokens: int) -> list
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
 
+def export(trainer: SFTTrainer, folder: str) -> None:
+    """The policy as float16 and its tokenizer, without training state; every process calls it."""
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # whole, also where they are divided
+    if trainer.accelerator.is_main_process:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        half = {name: weight.half() if weight.is_floating_point() else weight for name, weight in weights.items()}
+        model.save_pretrained(folder, state_dict=half)
+        model.config.dtype = "float16"
+        model.config.save_pretrained(folder)
+        trainer.processing_class.save_pretrained(folder)
+        trainer.accelerator.print(f"exported: {folder}")
+
+
 @cli_errors()
 def main(args: list[str] | None = None) -> None:
     with building():
@@ -123,10 +136,8 @@ def main(args: list[str] | None = None) -> None:
             prompts = prefixes(eval_dataset[text_column])[: script_args.num_samples]
             for text in sample(trainer, prompts, script_args.max_new_tokens):
                 say(f"sample: {text}")
-    if script_args.export_dir and trainer.accelerator.is_main_process:
-        trainer.accelerator.unwrap_model(trainer.model).half().save_pretrained(script_args.export_dir)
-        trainer.processing_class.save_pretrained(script_args.export_dir)
-        say(f"exported: {script_args.export_dir}")
+    if script_args.export_dir:
+        export(trainer, script_args.export_dir)
 
 
 if __name__ == "__main__":

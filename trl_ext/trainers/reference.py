@@ -4,14 +4,12 @@ import copy
 import os
 import re
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import is_peft_available
@@ -19,6 +17,7 @@ from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import disable_dropout_in_model
 
 from ..errors import UserError
+from .sharded import gathered, load_whole, whole
 
 try:
     from trl.trainer.utils import add_fused_lm_head
@@ -105,7 +104,7 @@ def move_reference(trainer: Any, tau: float) -> None:
     policy = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
     for name, reference in reference_parameters(trainer).items():
         own = policy[name if trainer.ref_model is not None else _trained_name(name)]
-        with _gathered([reference, own]):
+        with gathered([reference, own]):
             if tau == 0.0:
                 reference.copy_(own)
             else:
@@ -149,16 +148,15 @@ def save_reference(trainer: Any, folder: str) -> None:
     """Its weights, whole, into `folder/reference/model.safetensors`, from the main process; all must call it."""
     state = {}
     for name, parameter in reference_parameters(trainer).items():
-        with _gathered([parameter]):
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        with gathered([parameter]):
+            weight = whole(parameter)
             if trainer.args.should_save:
-                state[name] = whole.detach().to("cpu", copy=True).contiguous()
+                state[name] = weight.detach().to("cpu", copy=True).contiguous()
     if trainer.args.should_save:
         os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
         save_file(state, os.path.join(folder, _FOLDER, "model.safetensors"))
 
 
-@torch.no_grad()
 def load_reference(trainer: Any, folder: str) -> None:
     """What `save_reference` wrote.
 
@@ -169,30 +167,11 @@ def load_reference(trainer: Any, folder: str) -> None:
     parameters = reference_parameters(trainer)
     try:
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if names != parameters.keys():
-                raise UserError(
-                    f"{path} is of another reference: its weights have other names; resume with the same model"
-                )
-            for name, parameter in parameters.items():
-                whole = file.get_tensor(name).to(parameter.device)
-                with _gathered([parameter]):
-                    if isinstance(parameter, DTensor):
-                        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-                    parameter.copy_(whole)
+            load_whole(parameters, file.keys(), file.get_tensor)
+    except ValueError as error:
+        raise UserError(f"{path} is of another reference: {error}; resume with the same model") from error
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"the reference cannot be restored from {path}: resume from a checkpoint of a run with "
             f"reference='{trainer.args.reference}', or set reference='frozen'"
         ) from error
-
-
-@contextmanager
-def _gathered(parameters: list[nn.Parameter]):
-    """Whole under ZeRO-3, where each process holds a part of every weight."""
-    if not is_deepspeed_zero3_enabled():
-        yield
-        return
-    deepspeed = import_module("deepspeed")  # no dependency: there wherever ZeRO-3 is on
-    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0):
-        yield

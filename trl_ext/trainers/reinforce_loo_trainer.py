@@ -49,7 +49,14 @@ from .reference import (
     save_reference,
 )
 from .reinforce_loo_config import ReinforceLOOConfig
-from .value_function import VALUE_FILE, ValueFunction, add_value_function, hide_from_vllm, split_value_state
+from .value_function import (
+    VALUE_FILE,
+    ValueFunction,
+    add_value_function,
+    hide_from_vllm,
+    load_value_function,
+    split_value_state,
+)
 
 # What the base class puts into its output for a multimodal forward, under the names that forward takes
 MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
@@ -547,16 +554,18 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         if self.args.baseline != "value":
             return super()._save(output_dir, state_dict)
         output_dir = output_dir or self.args.output_dir
+        if not self.args.should_save:  # where weights are divided, the main process alone has them whole
+            return super()._save(output_dir, state_dict)
         policy, value = split_value_state(state_dict or self.accelerator.unwrap_model(self.model).state_dict())
         super()._save(output_dir, policy)
-        if self.args.should_save:
+        if value:
             save_file({k: v.contiguous() for k, v in value.items()}, os.path.join(output_dir, VALUE_FILE))
 
     def _load_best_model(self):
         super()._load_best_model()
         path = os.path.join(self.state.best_model_checkpoint, VALUE_FILE)
         if self.args.baseline == "value" and os.path.exists(path):
-            self._value_function.load_state_dict(load_file(path))
+            load_value_function(self._value_function, load_file(path))
 
     def _load_adapter_that_trains(self, folder):
         """Beside another adapter Transformers before 5.20 or so loads that one alone (seen with 5.17 on a GPU): the
@@ -578,8 +587,8 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             if not os.path.isfile(path):
                 raise UserError(f"there is no {path}: resume from a checkpoint of a run with baseline='value'.")
             try:
-                self._value_function.load_state_dict(load_file(path))
-            except (SafetensorError, RuntimeError) as error:
+                load_value_function(self._value_function, load_file(path))
+            except (SafetensorError, ValueError) as error:
                 raise UserError(f"{path} is broken, or of another value function: {error}.") from error
 
 

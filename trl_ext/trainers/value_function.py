@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .reward_model import last_hidden_states
+from .sharded import load_whole
 
 VALUE_FILE = "value_function.safetensors"
 PREFIX = "value_function."
@@ -92,6 +93,15 @@ def split_value_state(state_dict: dict[str, torch.Tensor]) -> tuple[dict, dict]:
         _, found, rest = name.partition(PREFIX)
         (value if found else policy)[rest if found else name] = tensor
     return policy, value
+
+
+def load_value_function(value_function: ValueFunction, state: dict[str, torch.Tensor]) -> None:
+    """What `split_value_state` made, into a value function that FSDP2 or ZeRO-3 may have divided; all processes call it.
+
+    Raises:
+        ValueError: it is of another one.
+    """
+    load_whole(value_function.state_dict(keep_vars=True), state, state.__getitem__)
 
 
 def hide_from_vllm(vllm_generation) -> None:

@@ -1,0 +1,232 @@
+"""The same recipe on one and on several processes, under each engine: curves, resume, what is saved, and a stop.
+
+    python tests/benchmarks/scale_runs.py --device cuda --processes 1 2 --engines ddp fsdp2 zero2 zero3
+    python tests/benchmarks/scale_runs.py --device cpu --processes 1 2 --engines ddp fsdp2
+
+All recipes share one launch of each engine and number of processes; one process, without an engine, is what the others are
+compared with, at the same global batch and the same samples. On the CPU the processes talk through gloo. Exit status 1 if a
+check fails or a launch is over its time.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from trl_ext.data import review_pairs
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CONFIGS = {"ddp": "multi_gpu.yaml", "fsdp2": "fsdp2.yaml", "zero2": "zero2.yaml", "zero3": "zero3.yaml"}
+RECIPES = ("ppo", "reinforce_loo", "sft", "reward", "dpo")
+# Where there are such. Not eval_loss: Transformers takes the mean over batches, and TRL's over the first processes alone
+CURVES = ("loss", "grad_norm", "reward", "kl", "eval_reward", "mean_token_accuracy", "margin", "rewards/margins")
+VALUE = "value_function."
+TOLERANCE = 2e-3  # of a curve, relative to its largest value: rounding grows from step to step
+RESUMED = 1e-4
+
+
+def write_data(path: Path) -> None:
+    """A few rows that serve every recipe."""
+    pairs = review_pairs("train", 48, 1.5)
+    rows = [
+        {"prompt": " ".join(pair["chosen"].split()[:3]), "text": pair["chosen"], "chosen": pair["chosen"],
+         "rejected": pair["rejected"]}
+        for pair in pairs
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def recipe_data(folder: Path, recipe: str) -> str:
+    columns = {"sft": ["text"], "reward": ["chosen", "rejected"], "dpo": ["prompt", "chosen", "rejected"]}
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    path = folder / f"{recipe}.jsonl"
+    path.write_text("\n".join(json.dumps({k: row[k] for k in columns.get(recipe, ["prompt"])}) for row in rows))
+    return str(path)
+
+
+# Launching --------------------------------------------------------------------------------------------------------------
+
+
+def launch(folder: Path, engine: str | None, processes: int, options: argparse.Namespace) -> str | None:
+    """One `accelerate launch` for all recipes; None, or why there is nothing to compare."""
+    folder.mkdir(parents=True)
+    plan = {
+        "folder": str(folder), "device": options.device, "recipes": options.recipes, "limit": options.limit,
+        "data": {recipe: recipe_data(options.folder, recipe) for recipe in options.recipes},
+    }  # fmt: skip
+    (folder / "plan.json").write_text(json.dumps(plan))
+    alone = "cpu.yaml" if options.device == "cpu" else "single_gpu.yaml"
+    config = ROOT / "accelerate_configs" / (CONFIGS[engine] if engine else alone)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    command += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
+    command += ["--num_cpu_threads_per_process", "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    if options.device == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    began = time.monotonic()
+    with (folder / "output.txt").open("w") as output:
+        process = subprocess.Popen(
+            [*command, str(HERE / "scale" / "one_launch.py"), str(folder / "plan.json")],
+            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder,
+        )  # fmt: skip
+        status = wait(process, folder, options.limit + 20)
+    options.seconds[engine or "alone", processes] = time.monotonic() - began
+    if status == 0:
+        return None
+    lines = (folder / "output.txt").read_text(errors="replace").splitlines()
+    wrong = [line for line in lines if line.startswith(("error: ", "Timeout (")) or "Error: " in line]
+    return f"exit status {status}: {(wrong or lines or ['no output'])[0][:300]} ({folder / 'output.txt'})"
+
+
+def wait(process: subprocess.Popen, folder: Path, limit: float) -> int | str:
+    """Its exit status. Past the limit the launcher and its processes, which have sessions of their own, are killed."""
+    try:
+        return process.wait(limit)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+        pids = [process.pid, *(int(path.read_text()) for path in folder.glob("rank*.pid"))]
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return f"none, killed after {limit:.0f} seconds"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+# Comparing --------------------------------------------------------------------------------------------------------------
+
+
+def curve(report: dict[str, Any], key: str, after: int = 0) -> list[float]:
+    return [row[key] for row in report["logs"] if key in row and row["step"] > after]
+
+
+def distance(one: dict[str, Any], other: dict[str, Any], after: int = 0) -> tuple[float, str]:
+    """The largest difference of a curve, relative to its largest value, and whose it is. Inf: another length."""
+    worst = (0.0, "loss")
+    for key in CURVES:
+        a, b = curve(one, key, after), curve(other, key, after)
+        if len(a) != len(b) or not all(map(math.isfinite, a + b)):
+            return math.inf, key
+        scale = max(map(abs, a), default=0.0) or 1.0
+        if key == "loss":
+            scale = max(scale, 0.01)  # a policy's loss is a small difference of large terms
+        worst = max(worst, (max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0) / scale, key))
+    return worst
+
+
+def weights_apart(one: Path, other: Path) -> float:
+    a, b = load_file(one), load_file(other)
+    return max((a[name] - b[name]).abs().max().item() for name in a) if a.keys() == b.keys() else math.inf
+
+
+def reload(folder: Path, recipe: str) -> str | None:
+    """None if `from_pretrained` of the output gives the weights that were trained, else what it gives."""
+    trained = load_file(folder / "trained.safetensors")
+    kind: Any = AutoModelForSequenceClassification if recipe == "reward" else AutoModelForCausalLM
+    loaded = kind.from_pretrained(folder, dtype=torch.float32).state_dict()
+    policy = {name: tensor for name, tensor in trained.items() if not name.startswith(VALUE)}
+    if VALUE in "".join(trained):
+        value = load_file(folder / f"{VALUE[:-1]}.safetensors")
+        policy |= {name: tensor for name, tensor in trained.items() if name.startswith(VALUE)}
+        loaded |= {f"{VALUE}{name}": tensor for name, tensor in value.items()}
+    missing = policy.keys() ^ loaded.keys()
+    if missing - {"lm_head.weight"}:  # tied
+        return f"other weights: {sorted(missing)[:3]}"
+    wrong = [name for name in policy.keys() & loaded.keys() if not torch.equal(policy[name], loaded[name].float())]
+    return f"{len(wrong)} of {len(policy)} tensors differ, first {wrong[0]}" if wrong else None
+
+
+def judge(recipe: str, folder: Path, alone: Path) -> list[tuple[bool, str]]:
+    """The lines of one recipe under one engine: whether each is as it should be, and the numbers."""
+    report, baseline = (json.loads((each / recipe / "report.json").read_text()) for each in (folder, alone))
+    whole, lines = report["whole"], []
+    lines.append((True, f"loss {' '.join(f'{x:.5f}' for x in curve(whole, 'loss'))}"))
+    if folder != alone:
+        apart, key = distance(baseline["whole"], whole)
+        weights = weights_apart(alone / recipe / "whole/end.safetensors", folder / recipe / "whole/end.safetensors")
+        lines.append((apart <= TOLERANCE, f"to one process: {key} at most {apart:.1e}, weights {weights:.1e} apart"))
+    apart, key = distance(whole, report["resumed"], after=4)
+    weights = weights_apart(*(folder / recipe / run / "end.safetensors" for run in ("whole", "resumed")))
+    lines.append((apart <= RESUMED, f"resume: {key} at most {apart:.1e}, weights {weights:.1e} apart"))
+    other = reload(folder / recipe / "whole", recipe)
+    lines.append((other is None, f"from_pretrained: {other or 'equal'}"))
+    steps = {step for step, _ in report["stopped"]["ranks"]}
+    alerts = {str(rules) for _, rules in whole["ranks"]}
+    expected = {4} if recipe == "ppo" else {3}  # it logs every other step
+    lines.append((steps == expected and len(alerts) == 1, f"stop: at step {sorted(steps)}; alerts of the run: {alerts}"))
+    return lines
+
+
+def main() -> int:
+    options = arguments()
+    transformers.logging.disable_progress_bar()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write_data(options.folder / "rows.jsonl")
+    alone = options.folder / "alone"
+    todo = [(None, 1), *((e, p) for e in options.engines for p in options.processes if p > 1 or e != "ddp")]
+    if 1 not in options.processes:
+        print("One process is run as well: it is what the others are compared with.")
+    sound = True
+    for engine, processes in todo:
+        folder = alone if engine is None else options.folder / f"{engine}-{processes}"
+        failure = launch(folder, engine, processes, options)
+        took = options.seconds[engine or "alone", processes]
+        title = f"{engine or 'no engine'}, {processes} process{'es' * (processes > 1)}, {took:.0f} s"
+        for recipe in options.recipes:
+            if (folder / recipe / "report.json").is_file() and (alone / recipe / "report.json").is_file():
+                report = json.loads((folder / recipe / "report.json").read_text())["whole"]
+                peak = f", {report['peak']:.0f} MiB at most" if report["peak"] else ""
+                print(f"{recipe}: {title}, {report['engine']}{peak}")
+                for fine, line in judge(recipe, folder, alone):
+                    print(f"  {'ok   ' if fine else 'WRONG'} {line}", flush=True)
+                    sound = sound and fine
+            else:
+                print(f"{recipe}: {title}\n  WRONG nothing to compare")
+        if failure:
+            print(f"  WRONG {title}: {failure}", flush=True)
+            sound = False
+            if engine is None and not any(alone.glob("*/report.json")):
+                return 1
+    return 0 if sound else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="they divide 16")
+    parser.add_argument("--engines", nargs="+", choices=tuple(CONFIGS), default=["ddp", "fsdp2"])
+    there = [recipe for recipe in RECIPES if (ROOT / "recipes" / f"{recipe}.py").is_file()]
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=there)
+    parser.add_argument("--folder", type=Path, help="for runs and logs; default: a new one in the temporary folder")
+    parser.add_argument("--limit", type=float, default=150, help="seconds of one launch, after which it is killed")
+    options = parser.parse_args()
+    options.folder = (options.folder or Path(tempfile.mkdtemp(prefix="scale_runs."))).resolve()
+    options.seconds = {}
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
