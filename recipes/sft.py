@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel
 from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 from trl.models import unwrap_model_for_generation
 
@@ -93,8 +94,9 @@ def export(trainer: SFTTrainer, folder: str) -> None:
         model = trainer.accelerator.unwrap_model(trainer.model)
         half = {name: weight.half() if weight.is_floating_point() else weight for name, weight in weights.items()}
         model.save_pretrained(folder, state_dict=half)
-        model.config.dtype = "float16"
-        model.config.save_pretrained(folder)
+        if isinstance(model, PreTrainedModel):  # an adapter has no configuration of its own
+            model.config.dtype = "float16"
+            model.config.save_pretrained(folder)
         trainer.processing_class.save_pretrained(folder)
         trainer.accelerator.print(f"exported: {folder}")
 
