@@ -12,7 +12,7 @@ from .. import tiny
 from ..errors import UserError
 
 TRACEBACK = "TRL_EXT_TRACEBACK"
-_FIRST = 2.0  # seconds: what all processes find is said by the first, after whose end the launcher ends the others
+_FIRST = 10.0  # seconds: what all processes find is said by the first, after whose end the launcher ends the others
 
 
 @contextmanager
