@@ -15,12 +15,14 @@ from trl_ext.callbacks._frames import calling_handler, calling_trainer, share_wi
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._options import MonitorOptions
 from trl_ext.callbacks._order import move_before_reporting
+from trl_ext.callbacks._outlets import Outlets
 from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._ranks import largest_over_ranks, text_of_any
 from trl_ext.callbacks._reward_failures import checked_rewards, failed_shares, keep_failures
 from trl_ext.callbacks._run import MonitoredRun, is_training_log
 from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
 from trl_ext.callbacks._stop import StopDecision
+from trl_ext.callbacks.reporting_guard import guard_trackers
 from trl_ext.monitor.alerts import Severity
 from trl_ext.rewards.checking import CheckedReward
 
@@ -49,6 +51,7 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._step = 0
         self._restored: dict[str, Any] | None = None
         self._rewards: list[CheckedReward] = []
+        self._outlets: Outlets | None = None  # of the main process
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle or a copy is a monitor with the same options, before any run; a subclass keeps its attributes."""
@@ -90,7 +93,9 @@ class MonitoredTraining(TrainerCallback, ExportableState):
 
     @never_raises
     def _claim_slot(self) -> None:
-        self.slot = claim_slot(self, calling_handler(self), MonitoredTraining)
+        handler = calling_handler(self)
+        self.slot = claim_slot(self, handler, MonitoredTraining)
+        guard_trackers(handler.callbacks if handler is not None else [])  # before they begin
 
     @never_raises
     def _begin(self, args: TrainingArguments, state: TrainerState, event: dict[str, Any]) -> None:
@@ -105,9 +110,16 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._resume(args, state)
         keep_one(state, type(self).__name__, self.state())
         move_before_reporting(self)
+        handler = calling_handler(self)
+        guard_trackers(handler.callbacks if handler is not None else [])
+        self._outlets = None
         if state.is_world_process_zero:
+            self._outlets = Outlets(trainer, self.slot, self._run.summary)
             gpu = args.device.index if args.device.type == "cuda" else None
-            self._run.start(self._folder(args), self._options.replayable(), self._options.log_system_metrics, gpu)
+            self._run.start(
+                self._folder(args), self._options.replayable(), self._options.log_system_metrics, gpu,
+                self._outlets.trackers,
+            )  # fmt: skip
             # when training raises there is no on_train_end: written when this object goes, at the latest at exit
             weakref.finalize(self, self._run.finish, completed=False)
 
@@ -151,6 +163,9 @@ class MonitoredTraining(TrainerCallback, ExportableState):
             for name, value in added.items():
                 logs.setdefault(names.get(name) or names.setdefault(name, f"{prefix}/{name}"), value)
 
+        if self._outlets is not None:
+            self._outlets.logged(state.global_step, logs)
+
     def _decide(self, args: TrainingArguments, state: TrainerState) -> None:
         """A collective: one rank may see what the others do not."""
         if self._stop.taken is not None:
@@ -178,3 +193,6 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         self._run.flush()
         self._run.conclude()
         self._run.finish(completed)
+        self._run.send_summary(_PREFIX if self.slot == 1 else f"{_PREFIX}-{self.slot}")
+        if self._outlets is not None:
+            self._outlets.finished(self._step)

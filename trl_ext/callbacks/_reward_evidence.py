@@ -1,13 +1,12 @@
-"""Where the evidence about rewards goes: files beside the monitor's, and tables in TensorBoard and W&B."""
+"""Where the evidence about rewards goes: files beside the monitor's, and tables in the trackers."""
 
 import logging
 from pathlib import Path
 from typing import Any
 
-from transformers.integrations import TensorBoardCallback, WandbCallback
-
 from trl_ext.callbacks._alert_log import write_alert
 from trl_ext.callbacks._monitored import MonitoredTraining
+from trl_ext.callbacks._trackers import Trackers
 from trl_ext.callbacks._watched_rule import WatchedRule
 from trl_ext.monitor.alert_book import AlertBook
 from trl_ext.monitor.alerts import Alert
@@ -101,22 +100,9 @@ def session_of(monitors: list[MonitoredTraining]) -> int | None:
     return files[0].session if files else None
 
 
-def show_samples(handler: Any, report: ReliabilityReport) -> None:
-    """The samples as a table in TensorBoard's text tab and in W&B, where those report this run."""
-    if handler is None or not report.samples:
-        return
+def show_samples(trackers: Trackers, report: ReliabilityReport) -> None:
+    """The samples as a table in the trackers."""
     columns = ["kind", "reward", "prompt", "completion", "why"]
-    rows = [
-        [s["kind"], f"{s['reward']:.4g}", s["prompt"][-200:], s["completion"][:500], s["why"]] for s in report.samples
-    ]
-    for callback in handler.callbacks:
-        if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
-            lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [columns, ["---"] * len(columns), *rows]]
-            callback.tb_writer.add_text(_TABLE, "\n".join(lines), report.step)
-        elif isinstance(callback, WandbCallback) and getattr(callback._wandb, "run", None) is not None:
-            wandb = callback._wandb
-            wandb.log({_TABLE: wandb.Table(columns=columns, data=rows), "train/global_step": report.step})
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|") or "(empty)"
+    rows = [[s["kind"], s["reward"], s["prompt"][-200:], s["completion"][:500], s["why"]] for s in report.samples]
+    if rows:
+        trackers.table(_TABLE, columns, rows, report.step)

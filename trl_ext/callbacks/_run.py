@@ -11,10 +11,11 @@ from trl_ext.callbacks._alert_log import log_alert
 from trl_ext.callbacks._history import MetricsHistory
 from trl_ext.callbacks._ppo_view import PPOView
 from trl_ext.callbacks._system_metrics import SystemMetrics
+from trl_ext.callbacks._trackers import Trackers
 from trl_ext.monitor.alerts import Alert, Severity
 from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.files import ALERTS_FILE, METRICS_FILE, SUMMARY_FILE, RunFiles
-from trl_ext.monitor.run_summary import RunSummary
+from trl_ext.monitor.run_summary import RunSummary, flat_summary
 from trl_ext.monitor.strict_json import to_strict_json
 
 logger = logging.getLogger("trl_ext.monitor")
@@ -52,17 +53,21 @@ class MonitoredRun:
         self._told_as: dict[str, tuple[int, Severity]] = {}  # by rule: its latest alert, and how severe
         self._totals = RunSummary()
         self._files: RunFiles | None = None
+        self._trackers = Trackers()
         self._system: SystemMetrics | None = None
         self._keys: tuple[Any, ...] = ()  # of the latest log
         self._training = False  # whether that was one of training
         self._process = os.getpid()
 
-    def start(self, folder: Path, replayable: dict[str, Any], system_metrics: bool, gpu_index: int | None) -> None:
-        """For the main process; the others judge the same logs, write nothing and measure nothing.
+    def start(
+        self, folder: Path, replayable: dict[str, Any], system_metrics: bool, gpu_index: int | None, trackers: Trackers
+    ) -> None:
+        """For the main process; the others judge the same logs, write nothing, send nothing and measure nothing.
 
         Args:
             replayable: of `MonitorOptions.replayable`, for `facts.json`.
         """
+        self._trackers = trackers
         self._files = RunFiles(folder)
         self._files.facts(self.engine.facts, replayable)
         self.write_summary()  # what an earlier run left here is not said of this one
@@ -133,6 +138,8 @@ class MonitoredRun:
         again = before == (alert.opened, alert.severity)  # came back within a few logs: said once
         files.alert(alert, "reopened" if again else "opened" if alert.step == alert.opened else "raised")
         log_alert(logger, alert, again)
+        if not again:
+            self._trackers.alert(alert)
 
     def critical_fault(self) -> str | None:
         """What is critical now, in this process."""
@@ -173,6 +180,12 @@ class MonitoredRun:
             self.flush()  # training may have raised
             self.write_summary()
             self._files.close()
+
+    def send_summary(self, prefix: str) -> None:
+        """To the trackers, once the run is over."""
+        if self._files is not None:
+            summary = self.summary()
+            self._trackers.summary(prefix, flat_summary(summary), summary["last_step"])
 
     def write_summary(self) -> None:
         """Now and then, since training that raises has no end that a callback hears of."""

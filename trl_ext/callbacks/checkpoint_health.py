@@ -18,6 +18,7 @@ from trl_ext.callbacks._ranks import text_of_any
 from trl_ext.callbacks._reward_evidence import monitors_of, session_of
 from trl_ext.callbacks._run import is_training_log
 from trl_ext.callbacks._slots import own_folder
+from trl_ext.callbacks._trackers import Trackers
 from trl_ext.callbacks.stopping import TrainingStopped, ignores_control
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert
@@ -74,6 +75,7 @@ class CheckpointHealthCallback(TrainerCallback):
         self._output_dir = None if output_dir is None else Path(output_dir)
         self._on_alert = on_alert
         self._judge: CheckpointJudge | None = None
+        self._trackers = Trackers()
         self._pending = False
         self._stopped: TrainingStopped | None = None
 
@@ -98,6 +100,7 @@ class CheckpointHealthCallback(TrainerCallback):
                 self._folder(args, handler), session_of(monitors_of(handler)), self._reference, self._keep,
                 self._on_alert,
             )  # fmt: skip
+            self._trackers = Trackers(handler.callbacks if handler is not None else ())
         if state.global_step > 0:
             self._look(args, state, resumed_from(self) or checkpoint_folder(args, state))
 
@@ -151,14 +154,21 @@ class CheckpointHealthCallback(TrainerCallback):
             for name, value in self._judge.latest.items():
                 logs.setdefault(name, value)
             self._judge.latest = {}
+            self._tell_trackers()
 
     @never_raises
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._close()
 
+    def _tell_trackers(self) -> None:
+        """Here and not where they are found: not every tracker takes something from another thread."""
+        for alert in self.alerts:
+            self._trackers.alert(alert)
+
     def _close(self) -> None:
         if self._judge is not None:
             self._judge.close()
+            self._tell_trackers()
 
 
 _DONE = "\x00done"

@@ -28,6 +28,7 @@ from trl_ext.callbacks._reward_failures import checked_rewards, keep_failures
 from trl_ext.callbacks._reward_source import StockRewards, TRLRewards, reward_source, undisturbed
 from trl_ext.callbacks._run import is_training_log
 from trl_ext.callbacks._slots import own_folder
+from trl_ext.callbacks._trackers import Trackers
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert
 from trl_ext.rewards.calls import Call, ask
@@ -49,7 +50,7 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
     again (unchanged, one by one, in another order, slightly edited, without their reasoning). What is wrong is said in
     the log, in `alerts.jsonl` and to `on_alert`; the score and its parts are logged as `reward_reliability/...`; the
     latest report is in `reward_reliability.json`, the best, worst and most suspicious completions in
-    `reward_samples.jsonl` and in a table of TensorBoard and W&B. The main process alone looks, at its own completions.
+    `reward_samples.jsonl` and in a table of the trackers. The main process alone looks, at its own completions.
 
     Args:
         gold_reward: a measure of the truth that is not trained on, as a function or as `load_reward_funcs` takes it;
@@ -106,6 +107,7 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
         self._files: RewardFiles | None = None
         self._alerts = RewardAlerts()
         self._handler: Any = None
+        self._trackers = Trackers()
         self._state: TrainerState | None = None
         self._main = False
         self._due: dict[str, int] = {}
@@ -146,6 +148,7 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
         move_before_reporting(self, MonitoredTraining)  # whose metrics.jsonl then has the score, too
         if self._main:
             self._files = RewardFiles(folder, session_of(monitors_of(self._handler)))
+            self._trackers = Trackers(self._handler.callbacks if self._handler is not None else ())
         self._source.attach(self._hear)
 
     def _folder(self, args: TrainingArguments) -> Path:
@@ -230,6 +233,7 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
         if self._files is not None:
             self._files.alert(alert)
         log_alert(logger, alert)
+        self._trackers.alert(alert)
         self._notify(alert)
 
     @never_raises
@@ -243,7 +247,7 @@ class RewardReliabilityCallback(KeptInTrainerState, TrainerCallback, ExportableS
         report.samples = reliability.samples(self._numbers["num_samples"])
         if self._files is not None:
             self._files.report(report)
-            show_samples(self._handler, report)
+            show_samples(self._trackers, report)
 
     @never_raises
     def on_log(

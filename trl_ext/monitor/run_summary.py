@@ -54,3 +54,18 @@ class RunSummary:
         self._metrics = {name: {k: math.nan if v is None else v for k, v in seen.items()}  # null: not finite
                          for name, seen in state["metrics"].items()}  # fmt: skip
         self._waiting = []
+
+
+def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What `summary.json` says, for a tracker: one value a name, such as `metrics/reward/last`, `alerts/error` (how
+    many), `alert/kl_high` (the latest one in words) and `trends/reward`; `stopped` where a run was."""
+    flat: dict[str, Any] = {"completed": summary["completed"], "logs": summary["logs"], "steps": summary["last_step"]}
+    if summary["stopped"]:
+        flat["stopped"] = summary["stopped"]
+    flat |= {f"alerts/{severity}": count for severity, count in summary["alert_counts"].items()}
+    for alert in summary["alerts"]:
+        gone = f", gone since step {alert['closed']}" if alert["closed"] is not None else ""
+        flat[f"alert/{alert['rule']}"] = f"{alert['severity']} at step {alert['step']}{gone}: {alert['message']}"
+    for name, seen in summary["metrics"].items():
+        flat |= {f"metrics/{name}/{which}": seen[which] for which in ("first", "last", "mean", "min", "max")}
+    return flat | {f"trends/{name}": slope for name, slope in summary.get("trends", {}).items()}

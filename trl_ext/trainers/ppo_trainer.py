@@ -1,6 +1,7 @@
 """PPO as `trl.experimental.ppo.PPOTrainer` offered it until TRL 1.12, on top of ReinforceLOOTrainer."""
 
 import math
+import textwrap
 import time
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,17 @@ class PPOTrainer(ReinforceLOOTrainer):
 
     _tag_names = ["trl", "ppo"]  # noqa: RUF012 - as TRL declares it
     _name = "PPO"
+    _paper = {  # noqa: RUF012
+        "title": "Proximal Policy Optimization Algorithms",
+        "id": "1707.06347",
+        "citation": textwrap.dedent("""\
+            @article{schulman2017proximal,
+                title        = {{Proximal Policy Optimization Algorithms}},
+                author       = {John Schulman and Filip Wolski and Prafulla Dhariwal and Alec Radford and Oleg Klimov},
+                year         = 2017,
+                eprint       = {arXiv:1707.06347},
+            }"""),
+    }
 
     def __init__(self, args: PPOConfig, processing_class, model, ref_model=None, reward_model=None, train_dataset=None,
                  value_model=None, data_collator=None, eval_dataset=None, optimizers=(None, None), callbacks=None,

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import RLOOTrainer
 
 from ..errors import UserError
 from ..functional import (
@@ -84,6 +85,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
 
     _tag_names = ["trl", "reinforce-loo"]  # noqa: RUF012 - as TRL declares it
     _name = "REINFORCE-LOO"
+    _paper = RLOOTrainer._paper
 
     def __init__(self, model, reward_funcs=None, args=None, *positional, ref_model=None, value_model=None, **kwargs):
         args = args or ReinforceLOOConfig()
