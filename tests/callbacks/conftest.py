@@ -44,3 +44,15 @@ def scripted(tmp_path):
         return trainer
 
     return build
+
+
+@pytest.fixture
+def trackio_folder(tmp_path, monkeypatch):
+    """trackio reads where it writes when it is imported."""
+    pytest.importorskip("trackio")
+    import trackio.sqlite_storage
+    import trackio.utils
+
+    for module in (trackio.utils, trackio.sqlite_storage):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
+    return tmp_path / "trackio"

@@ -183,7 +183,7 @@ class MonitoredRun:
 
     def send_summary(self, prefix: str) -> None:
         """To the trackers, once the run is over."""
-        if self._files is not None:
+        if self._files is not None and self._trackers:
             summary = self.summary()
             self._trackers.summary(prefix, flat_summary(summary), summary["last_step"])
 

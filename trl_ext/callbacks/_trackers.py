@@ -116,7 +116,7 @@ class Trackers:
     def alert(self, alert: Alert) -> None:
         """Sends one that opened or rose in severity; what was sent before, or has closed, is not sent."""
         news = (alert.rule, alert.opened, alert.severity)
-        if alert.closed is None and news not in self._sent:
+        if self and alert.closed is None and news not in self._sent:
             self._sent.add(news)
             self._send("alert", alert)
 
