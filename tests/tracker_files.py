@@ -1,5 +1,5 @@
-"""What trackers wrote, read without our own readers: W&B's offline file by its format and W&B's own messages, TensorBoard's
-by its EventAccumulator, trackio's database by SQL."""
+"""What trackers wrote, read without our own readers: W&B's offline file by its format and W&B's own messages (it
+brings no reader), TensorBoard's by its EventAccumulator, trackio's database by SQL."""
 
 import json
 import sqlite3
@@ -11,8 +11,8 @@ BLOCK = 32768
 
 
 def wandb_run(folder: Path) -> dict:
-    """Of the one finished run under `folder`: `alerts` (title, text, level), `history` (rows), `summary`, `tables` (name ->
-    their files' content, in order)."""
+    """Of the one finished run under `folder`: `alerts` (title, text, level), `history` (rows), `summary`, `tables`
+    (name -> their files' content, in order)."""
     import wandb
     from wandb.proto import wandb_internal_pb2
 

@@ -3,10 +3,12 @@
 `monitor`: rank 1 a NaN at step 3 of 6. `others`: rank 0 its best reward at step 2, rank 1 at the last of 12, and the
 time of rank 1 is over at step 3. `rewards`: a reward function of rank 1 fails on half of its completions, and on every
 edited one when it is probed. `checkpoints`: the main process alone reads the checkpoints, in which weights are NaN.
+`trackers`: both see a NaN, and each has a folder of its own for what it might send to trackers.
 """
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -131,8 +133,32 @@ def checkpoints(folder):
     return trainer, {**report, "alerts": alerts, "judges": callback._judge is not None}
 
 
+def trackers(folder):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    own = folder / f"sent-by-{os.environ['RANK']}"
+    os.environ["WANDB_DIR"], os.environ["TENSORBOARD_LOGGING_DIR"] = str(own), str(own)
+    own.mkdir(parents=True)
+    args = GRPOConfig(
+        str(folder), max_steps=2, logging_steps=1, report_to=["wandb", "tensorboard"], use_cpu=True, bf16=False,
+        save_strategy="steps", save_steps=1, disable_tqdm=True, per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=6,
+    )  # fmt: skip
+    callback = PPOMonitoringCallback(rules=[], custom_rules=[lambda metrics: f"seen by {args.process_index}"])
+    trainer = GRPOTrainer(
+        model=tiny.random_policy(0), reward_funcs=[lambda completions, **_: [float(len(c)) for c in completions]],
+        args=args, processing_class=tiny.byte_tokenizer(), callbacks=[callback],
+        train_dataset=Dataset.from_dict({"prompt": ["hello", "go", "more", "why"] * 8}),
+    )  # fmt: skip
+    trainer.train()
+    if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
+        sys.modules["wandb"].finish()
+    return trainer, {"processes": args.world_size, "alerts": len(callback.alerts)}
+
+
 if __name__ == "__main__":
-    for run in (monitor, others, rewards, checkpoints):
+    for run in (monitor, others, rewards, checkpoints, trackers):
         folder = Path(sys.argv[1], run.__name__)
         trainer, report = run(folder)
         Path(folder, f"rank{trainer.args.process_index}.json").write_text(json.dumps(report))

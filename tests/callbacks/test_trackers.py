@@ -72,7 +72,9 @@ def test_tensorboard_gets_them_as_text(scripted, tmp_path):
     run = tensorboard_run(tmp_path / "run")
     texts = [text for rule in RULES for _, text in run["texts"][f"trl_ext/alerts/{rule}"]]
     assert len(texts) == len(expected(callback))
-    for (title, *_), text in zip(sorted(expected(callback), key=lambda e: RULES.index(e[0].split()[1])), texts, strict=True):
+    for (title, *_), text in zip(
+        sorted(expected(callback), key=lambda e: RULES.index(e[0].split()[1])), texts, strict=True
+    ):
         assert text.startswith("**" + title.replace("[", r"\[").replace("]", r"\]") + "**: Step ")
     ((step, table),) = run["texts"]["trl_ext/summary"]
     assert step == 9 and "| metrics/reward/first | 0.5 |" in table.splitlines()
@@ -92,7 +94,7 @@ def test_trackio_gets_them(scripted, trackio_folder):
 
 def test_what_comes_back_soon_is_not_sent_again(scripted, tmp_path):
     """Open at steps 3 to 5, gone, back within ten logs: `reopened`, and no second text."""
-    kl = {step: 40.0 for step in (1, 2, 3, 15, 16, 17)}
+    kl = dict.fromkeys((1, 2, 3, 15, 16, 17), 40.0)
     callback = AnomalyDetectionCallback(rules=["kl_high"])
     trainer = scripted(callback, lambda step: {"objective/kl": kl.get(step, 1.0)}, steps=20, report_to="tensorboard")
     trainer.train()

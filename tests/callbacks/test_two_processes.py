@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tracker_files import tensorboard_run, wandb_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,3 +85,16 @@ def test_a_broken_checkpoint_stops_all_ranks_at_one_step(runs):
     assert (first["judges"], second["judges"]) == (True, False)
     assert 4 < first["step"] == second["step"] < 100
     assert (first["alerts"], second["alerts"]) == (["nonfinite_weights"], [])
+
+
+def test_the_main_process_alone_sends_to_trackers_and_writes_the_card(runs):
+    first, second = reports(runs / "trackers")
+    assert first["processes"] == 2 and first["alerts"] == second["alerts"] == 1  # both saw it
+    assert not any((runs / "trackers" / "sent-by-1").iterdir())
+    run = wandb_run(runs / "trackers" / "sent-by-0")
+    ((title, text, _),) = run["alerts"]
+    assert title.startswith("[warning] ") and "seen by 0" in text
+    assert len(run["tables"]["trl_ext/samples"]) == 2 and run["summary"]["trl_ext/steps"] == 2
+    assert "trl_ext/samples" in tensorboard_run(runs / "trackers" / "sent-by-0")["texts"]
+    card = (runs / "trackers" / "README.md").read_text()
+    assert card.count("## How the training went") == 1 and "seen by 0" in card and "step 2 of 2: completed" in card

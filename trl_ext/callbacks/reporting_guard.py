@@ -48,7 +48,8 @@ def attempt(tracker: TrainerCallback, action: Callable[..., Any], *args: Any, **
     except Exception as error:  # whatever a tracker raises is about the tracker
         setattr(tracker, _FAILED, True)
         logger.warning(
-            "%s failed (%s): no more curves there, training goes on.", _name(tracker), error or type(error).__name__,
+            "%s failed (%s): no more curves there, training goes on.",
+            _name(tracker), str(error) or type(error).__name__,
             exc_info=not isinstance(error, OSError),  # a full disk needs no traceback
         )  # fmt: skip
         return None
