@@ -15,8 +15,9 @@ from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from tracker_files import tensorboard_run
 
-from trl_ext import tiny
+from trl_ext import tiny, train
 from trl_ext.callbacks import AnomalyDetectionCallback, PPOMonitoringCallback
 from trl_ext.callbacks._markdown import escaped, table
 from trl_ext.callbacks._model_card import BEGIN, END, card_section, with_section
@@ -135,6 +136,20 @@ def test_a_second_training_and_a_second_monitor_do_not_repeat_it(tmp_path):
     assert "step 8 of 8: completed" in section((tmp_path / "README.md").read_text())
 
 
+@pytest.mark.parametrize("build", [rl_trainers.grpo, STOCK], ids=lambda build: getattr(build, "__name__", "x"))
+def test_a_run_that_was_stopped_says_so(tmp_path, build):
+    rule = {"metric": "reward", "comparison": ">", "value": -1, "logs": 2, "severity": "critical", "name": "enough"}
+    callback = AnomalyDetectionCallback(rules=[], custom_rules=[rule], on_critical="stop")
+    trainer = build(tmp_path, [vowels], callback, report_to="tensorboard")
+    train(trainer)
+    assert trainer.state.global_step == 2
+    text = section((tmp_path / "README.md").read_text())
+    assert "step 2 of 4: stopped at step 2 by on_critical='stop'. enough: " in text
+    assert re.search(r"\| critical \| enough \| 2 \| ", text)
+    ((_, summary),) = tensorboard_run(tmp_path)["texts"]["trl_ext/summary"]
+    assert "| completed | False |\n" in summary and "| stopped | stopped at step 2 by" in summary
+
+
 def test_what_was_written_by_hand_stays(tmp_path):
     trainer = rl_trainers.grpo(
         tmp_path, [vowels], AnomalyDetectionCallback(), save_strategy="steps", save_steps=2, max_steps=2
@@ -247,6 +262,8 @@ def test_addresses_are_no_links():
         ("cannot read /home/me/runs/x.json", "cannot read x.json"),
         (r"in C:\Users\me\model", "in model"),
         ("~/secret/place/", "place"),
+        ("file:///home/me/x.json", "x.json"),
+        ("'/home/me/my runs/x.json'", "'my runs/x.json'"),
         ("rewards/vowels/mean is 0.39 nats a token: 3/4", "rewards/vowels/mean is 0.39 nats a token: 3/4"),
         ("https://hub.example/a/b", "https://hub.example/a/b"),
         ("https://me:pass@hub.example/a", "https://***@hub.example/a"),

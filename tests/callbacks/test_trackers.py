@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+import rl_trainers
 from tracker_files import tensorboard_run, trackio_run, wandb_run
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, WandbCallback
@@ -187,6 +188,23 @@ def test_wandb_that_cannot_begin_is_one_warning(scripted, monkeypatch, caplog):
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "Wandb" in r.getMessage()] == [
         "Wandb failed (Run initialization has timed out): no more curves there, training goes on."
     ]
+
+
+def test_a_tracker_that_cannot_begin_is_not_asked_by_trl_either(tmp_path, trackio_folder, monkeypatch):
+    """GRPO sends timings and completions by itself, and without a run `trackio.log` raises."""
+    import trackio
+
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trackio, "init", full)
+    trainer = rl_trainers.grpo(
+        tmp_path, [lambda completions, **_: [1.0] * len(completions)], AnomalyDetectionCallback(),
+        report_to=["trackio", "tensorboard"], log_completions=True,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 4 and trainer.args.report_to == ["tensorboard"]
+    assert len(tensorboard_run(tmp_path)["scalars"]["train/reward"]) == 4
 
 
 def test_each_severity_has_a_level_of_wandb():

@@ -1,4 +1,7 @@
-"""What alerts, samples and the model card rest on in Transformers and TRL: a failure names the file that has to follow."""
+"""What alerts, samples and the model card rest on in Transformers and TRL; a failure names the file that has to follow.
+
+Trackers that fail are in `trl_ext/callbacks/reporting_guard.py`, which rests on the table of reporting callbacks.
+"""
 
 import inspect
 

@@ -31,7 +31,7 @@ class Outlets:
 
     @never_raises
     def logged(self, step: int, logs: Mapping[str, Any]) -> None:
-        if self._samples is not None and self.trackers and is_training_log(tuple(logs)):
+        if self._samples is not None and step >= self._samples.due and is_training_log(tuple(logs)):
             self._samples.show(step)
 
     @never_raises

@@ -24,7 +24,7 @@ def public(text: str) -> str:
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET_NAMES.search(name):
             text = text.replace(value, "***")
-    text = _SECRETS.sub("***", text)
+    text = _SECRETS.sub("***", text).replace("file://", "")
     for folder in sorted({str(Path.cwd()), str(Path.home())}, key=len, reverse=True):
         if len(folder) > 1:  # with spaces, say, in which case the pattern sees no path
             text = text.replace(folder + os.sep, "")

@@ -27,12 +27,12 @@ class SampleTables:
         self._every = console.samples_every if console is not None else SAMPLES_EVERY
         self._rows = console.num_samples if console is not None else NUM_SAMPLES
         self._without = ("wandb", "trackio") if getattr(trainer.args, "log_completions", False) else ()
-        self._due, self._shown = 0, -1
+        self.due, self._shown = 0, -1  # steps
 
     def show(self, step: int, at_the_end: bool = False) -> None:
-        if not self._trackers or step < (self._shown + 1 if at_the_end else self._due):
+        if not self._trackers or step < (self._shown + 1 if at_the_end else self.due):
             return
-        self._due, self._shown = step + self._every, step
+        self.due, self._shown = step + self._every, step
         prompts, completions, rewards = latest_completions(self.trainer())
         rows: list[list[str | float | None]] = []
         for i in evenly(len(completions), self._rows):

@@ -47,6 +47,7 @@ class _TensorBoard:
 
     def summary(self, prefix: str, values: Mapping[str, Any], step: int) -> None:
         self.table(f"{prefix}/summary", ["quantity", "value"], _as_rows(values), step)
+        self.callback.tb_writer.flush()  # stock PPO that is stopped closes no writer
 
 
 class _Wandb:

@@ -57,10 +57,20 @@ def attempt(tracker: TrainerCallback, action: Callable[..., Any], *args: Any, **
 
 def _guarded(tracker: TrainerCallback, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        return attempt(tracker, method, *args, **kwargs)
+    def guarded(args: Any, *event: Any, **kwargs: Any) -> Any:
+        result = attempt(tracker, method, args, *event, **kwargs)
+        if getattr(tracker, _FAILED):
+            _take_from_report_to(args, tracker)
+        return result
 
     return guarded
+
+
+def _take_from_report_to(args: Any, tracker: TrainerCallback) -> None:
+    """Since TRL's trainers also report by themselves (timings, completions) to whatever is named there."""
+    names = [name for name, kind in INTEGRATION_TO_CALLBACK.items() if isinstance(tracker, kind)]
+    if isinstance(reported := getattr(args, "report_to", None), list) and not set(names).isdisjoint(reported):
+        args.report_to = [name for name in reported if name not in names]
 
 
 def _name(tracker: TrainerCallback) -> str:
