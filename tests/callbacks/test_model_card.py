@@ -166,6 +166,12 @@ def test_what_was_written_by_hand_stays(tmp_path):
     assert (tmp_path / "README.md").read_text().endswith(END + "\n\nbelow\n")
 
 
+def test_a_card_that_the_trainer_did_not_write_is_not_touched(tmp_path):
+    (tmp_path / "README.md").write_text("mine\n")
+    rl_trainers.grpo(tmp_path, [vowels], AnomalyDetectionCallback(), max_steps=1).train()
+    assert (tmp_path / "README.md").read_text() == "mine\n"
+
+
 def test_an_end_without_a_beginning_swallows_nothing():
     torn = f"a\n{BEGIN}\nb\n"
     once = with_section(torn, "new")

@@ -45,6 +45,13 @@ def test_the_first_and_the_last_step_are_in_tensorboard(tmp_path, build):
         assert {row.split(" | ")[0].removeprefix("| ") for row in rows} <= set(rl_trainers.PROMPTS)
 
 
+def test_two_monitors_show_them_once(tmp_path):
+    monitors = [PPOMonitoringCallback(), PPOMonitoringCallback()]
+    rl_trainers.grpo(tmp_path, [vowels], monitors, report_to="tensorboard").train()
+    texts = tensorboard_run(tmp_path)["texts"]
+    assert [step for step, _ in texts[TABLE]] == [1, 4] and {"trl_ext/summary", "trl_ext-2/summary"} <= set(texts)
+
+
 @pytest.mark.stock_ppo
 def test_stock_ppo_shows_what_checked_rewards_remember(tmp_path):
     callback = PPOMonitoringCallback()

@@ -25,7 +25,7 @@ _WRITER = "_trl_ext_writer"
 
 
 def follow_model_card(trainer: Any, write: Callable[[Any], None]) -> None:
-    """Calls `write(trainer)` whenever the trainer has written its card, in place of an earlier `write`."""
+    """For the main process, which alone writes it: calls `write(trainer)` whenever the trainer has written its card, in place of an earlier `write`."""
     create = getattr(trainer, "create_model_card", None)
     if create is None:
         return
@@ -40,8 +40,7 @@ def follow_model_card(trainer: Any, write: Callable[[Any], None]) -> None:
     @functools.wraps(getattr(create, "__func__", create))
     def created(*args: Any, **kwargs: Any) -> Any:
         result = method()(*args, **kwargs)
-        trainer = owner()
-        if trainer is not None and trainer.is_world_process_zero():
+        if (trainer := owner()) is not None:
             getattr(created, _WRITER)(trainer)
         return result
 
