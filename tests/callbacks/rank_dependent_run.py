@@ -3,7 +3,7 @@
 `monitor`: rank 1 a NaN at step 3 of 6. `others`: rank 0 its best reward at step 2, rank 1 at the last of 12, and the
 time of rank 1 is over at step 3. `rewards`: a reward function of rank 1 fails on half of its completions, and on every
 edited one when it is probed. `checkpoints`: the main process alone reads the checkpoints, in which weights are NaN.
-`trackers`: both see a NaN, and each has a folder of its own for what it might send to trackers.
+`trackers`: both see what is odd, and have a run of W&B open, each in a folder of its own.
 """
 
 import json
@@ -134,12 +134,14 @@ def checkpoints(folder):
 
 
 def trackers(folder):
+    import wandb
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     own = folder / f"sent-by-{os.environ['RANK']}"
     os.environ["WANDB_DIR"], os.environ["TENSORBOARD_LOGGING_DIR"] = str(own), str(own)
     own.mkdir(parents=True)
+    wandb.init(project="ranks")  # as users do who want the system metrics of each process
     args = GRPOConfig(
         str(folder), max_steps=2, logging_steps=1, report_to=["wandb", "tensorboard"], use_cpu=True, bf16=False,
         save_strategy="steps", save_steps=1, disable_tqdm=True, per_device_train_batch_size=8, num_generations=4,
@@ -152,8 +154,7 @@ def trackers(folder):
         train_dataset=Dataset.from_dict({"prompt": ["hello", "go", "more", "why"] * 8}),
     )  # fmt: skip
     trainer.train()
-    if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
-        sys.modules["wandb"].finish()
+    wandb.finish()
     return trainer, {"processes": args.world_size, "alerts": len(callback.alerts)}
 
 

@@ -132,6 +132,7 @@ def test_a_second_training_and_a_second_monitor_do_not_repeat_it(tmp_path):
     trainer.train()
     trainer.args.max_steps = 8
     trainer.train(resume_from_checkpoint=True)
+    assert "step 8 of 8: completed" in section((tmp_path / "README.md").read_text())
     trainer.create_model_card()
     assert "step 8 of 8: completed" in section((tmp_path / "README.md").read_text())
 

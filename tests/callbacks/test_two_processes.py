@@ -90,7 +90,9 @@ def test_a_broken_checkpoint_stops_all_ranks_at_one_step(runs):
 def test_the_main_process_alone_sends_to_trackers_and_writes_the_card(runs):
     first, second = reports(runs / "trackers")
     assert first["processes"] == 2 and first["alerts"] == second["alerts"] == 1  # both saw it
-    assert not any((runs / "trackers" / "sent-by-1").iterdir())
+    other = wandb_run(runs / "trackers" / "sent-by-1")
+    assert other["alerts"] == [] and other["tables"] == {} and not any("trl_ext" in name for name in other["summary"])
+    assert not list((runs / "trackers" / "sent-by-1").rglob("events.out*"))
     run = wandb_run(runs / "trackers" / "sent-by-0")
     ((title, text, _),) = run["alerts"]
     assert title.startswith("[warning] ") and "seen by 0" in text

@@ -25,7 +25,8 @@ _WRITER = "_trl_ext_writer"
 
 
 def follow_model_card(trainer: Any, write: Callable[[Any], None]) -> None:
-    """For the main process, which alone writes it: calls `write(trainer)` whenever the trainer has written its card, in place of an earlier `write`."""
+    """Calls `write(trainer)` whenever the trainer has written its card, in place of an earlier `write`. For the main
+    process, which alone writes it."""
     create = getattr(trainer, "create_model_card", None)
     if create is None:
         return
