@@ -7,6 +7,7 @@ from tracker_files import tensorboard_run, trackio_run, wandb_run
 from trl_ext import tiny
 from trl_ext.callbacks import ConsoleCallback, PPOMonitoringCallback
 from trl_ext.callbacks._sample_tables import NUM_SAMPLES
+from trl_ext.reporting.log_sources import open_log
 from trl_ext.rewards import CheckedReward
 
 TABLE = "trl_ext/samples"
@@ -72,6 +73,11 @@ def test_wandb_gets_rows_whose_rewards_are_those_of_their_completions(tmp_path, 
         assert table["columns"] == ["prompt", "completion", "vowels", "is_short"]
         assert len(table["data"]) == NUM_SAMPLES and rewards_fit(table["data"])
     assert tables[0] != tables[1]
+    # a replay of that file sees the logs, and neither tables nor TRL's timings between them
+    (path,) = tmp_path.rglob("*.wandb")
+    rows = list(open_log(path).rows)
+    assert [row.step for row in rows] == [1, 2, 3, 4, 4] and "train/reward" in rows[0].logs
+    assert not any("samples" in key for row in rows for key in row.logs)
 
 
 def test_trackio_gets_them(tmp_path, trackio_folder):

@@ -31,8 +31,9 @@ class Outlets:
 
     @never_raises
     def logged(self, step: int, logs: Mapping[str, Any]) -> None:
-        if self._samples is not None and step >= self._samples.due and is_training_log(tuple(logs)):
-            self._samples.show(step)
+        samples = self._samples
+        if samples is not None and self.trackers and step >= samples.due and is_training_log(tuple(logs)):
+            samples.show(step)
 
     @never_raises
     def finished(self, step: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.log_files import Log
-from trl_ext.monitor.log_rows import log_rows
+from trl_ext.monitor.log_rows import STEP_KEYS, log_rows
 from trl_ext.reporting.binary_records import CUT_OFF, open_file, parsed_messages
 
 _HEADER, _HEADER_BYTES = b":W&B", 7
@@ -37,7 +37,20 @@ def _rows(path: Path, record_type: Any, notes: list[str]) -> Iterator[dict[str, 
     for record in parsed_messages(_records(path, notes), record_type, notes):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
-            yield {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+            media = {
+                item.nested_key[0] for item in items if len(item.nested_key) > 1 and item.nested_key[-1] == "_type"
+            }
+            own = [item for item in items if not item.nested_key or item.nested_key[0] not in media]
+            read = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in own}
+            row = {key: value for key, value in read.items() if not (isinstance(value, dict) and "_type" in value)}
+            if not all(_is_aside(key) for key in row):
+                yield row
+
+
+def _is_aside(key: str) -> bool:
+    """Steps and clocks, and the timings that TRL's trainers report by themselves: a row of those alone, or of a table
+    beside them, is no log, and would count as one where rules count logs."""
+    return key in STEP_KEYS or key.startswith(("_", "profiling/"))
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[bytes]:
