@@ -4,9 +4,9 @@
     python tests/benchmarks/bench_memory.py --shapes tiny --options float32  runs anywhere, and says 0 without a GPU
 
 `ReinforceLOOTrainer` with a KL to a reference (`beta: 0.05`) on a random policy of Qwen3's shape: 16 samples of 64 +
-128 tokens, micro-batches of 4, two optimizer steps, the second with the optimizer's state in memory. What is counted
-is `torch.cuda.max_memory_allocated` from the loaded policy to the end, weights included; `left` is what the rows before
-it had not freed.
+128 tokens, micro-batches of 4, two optimizer steps, the second with the optimizer's state in memory. Completions are
+drawn at random instead of generated, which takes less than the update. What is counted is
+`torch.cuda.max_memory_allocated` from the loaded policy to the end, weights included. A row is a process of its own.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import gc
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -38,6 +40,13 @@ SAMPLES, MICRO_BATCH, PROMPT, RESPONSE, STEPS = 16, 4, 64, 128, 2
 
 def letter_reward(completion_ids, **kwargs):
     return [float(ids[0] % 7) for ids in completion_ids]
+
+
+def drawn(prompt_ids, *_, **__):
+    """Completions of full length, in place of the policy's."""
+    import torch
+
+    return torch.randint(97, 123, (len(prompt_ids), RESPONSE)).tolist(), None
 
 
 def stored(shape: str) -> str:
@@ -88,7 +97,7 @@ def build(shape: str, option: str, folder: str | None):
     letters = torch.randint(97, 123, (SAMPLES * (STEPS + 1), PROMPT)).tolist()
     args = ReinforceLOOConfig(
         tempfile.mkdtemp(), per_device_train_batch_size=MICRO_BATCH, gradient_accumulation_steps=SAMPLES // MICRO_BATCH,
-        num_generations=8, max_completion_length=RESPONSE, generation_kwargs={"min_new_tokens": RESPONSE}, beta=0.05,
+        num_generations=8, max_completion_length=RESPONSE, beta=0.05,
         max_steps=STEPS, learning_rate=1e-6, bf16=cuda, use_cpu=not cuda, report_to="none", save_strategy="no",
         disable_tqdm=True, logging_steps=1, **{"gradient_checkpointing": False, **more},
     )  # fmt: skip
@@ -98,6 +107,7 @@ def build(shape: str, option: str, folder: str | None):
         train_dataset=Dataset.from_dict({"prompt": ["".join(map(chr, row)) for row in letters]}),
     )  # fmt: skip
     drop_raw_logs(trainer)
+    trainer._generate_single_turn = drawn
     return trainer
 
 
@@ -117,17 +127,12 @@ def run(shape: str, option: str, folder: str | None) -> dict:
 
 
 def row(shape: str, option: str, folder: str | None) -> dict | str:
-    """What `run` found, or what it failed with; with the memory that rows before it left behind."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    left = torch.cuda.memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
-    try:
-        return run(shape, option, folder) | {"left": left}
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    """What `run` finds in a process of its own, or what it failed with."""
+    words = [sys.executable, "-W", "ignore", __file__, "--worker", shape, option, *([folder] if folder else [])]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:200].replace("|", "/")
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def main() -> None:
@@ -135,19 +140,25 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=("0.6B", "4B", "tiny"), default=["0.6B", "4B"])
     parser.add_argument("--options", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
     parser.add_argument("--json", type=Path, help="also write the rows there")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker:
+        shape, option, *folder = options.worker
+        print(json.dumps({"folder": stored(shape)} if option == "store" else run(shape, option, (folder or [None])[0])))
+        return
     rows = {}
     for shape in options.shapes:
-        print(f"\n| {shape} | peak, GB | loaded, GB | left, GB | trained | reference | s a step |")
-        print("|---|---|---|---|---|---|---|", flush=True)
-        folder = stored(shape) if any(OPTIONS[option][2] for option in options.options) else None
+        print(f"\n| {shape} | peak, GB | loaded, GB | trained | reference | s a step |")
+        print("|---|---|---|---|---|---|", flush=True)
+        stores = row(shape, "store", None) if any(OPTIONS[option][2] for option in options.options) else {}
+        folder = stores.get("folder") if isinstance(stores, dict) else None
         for option in options.options:
             found = rows[f"{shape}: {option}"] = row(shape, option, folder)
             if isinstance(found, str):
-                print(f"| {option} | {found} | | | | | |", flush=True)
+                print(f"| {option} | {found} | | | | |", flush=True)
                 continue
             reference = "a second model" if found["second_model"] else "the adapter off"
-            memory = " | ".join(f"{found[name]:.1f}" for name in ("peak", "loaded", "left"))
+            memory = " | ".join(f"{found[name]:.1f}" for name in ("peak", "loaded"))
             trained = f"{found['trained'] / 1e6:,.0f} M"
             print(f"| {option} | {memory} | {trained} | {reference} | {found['seconds']:.1f} |", flush=True)
         if folder:

@@ -176,7 +176,9 @@ def judge(recipe: str, folder: Path, alone: Path) -> list[tuple[bool, str]]:
     steps = {step for step, _ in report["stopped"]["ranks"]}
     alerts = {str(rules) for _, rules in whole["ranks"]}
     expected = {4} if recipe == "ppo" else {3}  # it logs every other step
-    lines.append((steps == expected and len(alerts) == 1, f"stop: at step {sorted(steps)}; alerts of the run: {alerts}"))
+    lines.append(
+        (steps == expected and len(alerts) == 1, f"stop: at step {sorted(steps)}; alerts of the run: {alerts}")
+    )
     return lines
 
 

@@ -144,7 +144,9 @@ def run(recipe: str, words: list[str], folder: Path, fault: bool = False) -> dic
 
 def is_divided(trainer: Any) -> bool:
     parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
-    return any(hasattr(one, "full_tensor") or getattr(one, "ds_numel", one.numel()) != one.numel() for one in parameters)
+    return any(
+        hasattr(one, "full_tensor") or getattr(one, "ds_numel", one.numel()) != one.numel() for one in parameters
+    )
 
 
 def words_of(recipe: str, plan: dict[str, Any]) -> list[str]:
