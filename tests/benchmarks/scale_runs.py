@@ -55,7 +55,9 @@ def recipe_data(folder: Path, recipe: str) -> str:
     columns = {"sft": ["text"], "reward": ["chosen", "rejected"], "dpo": ["prompt", "chosen", "rejected"]}
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     path = folder / f"{recipe}.jsonl"
-    path.write_text("\n".join(json.dumps({k: row[k] for k in columns.get(recipe, ["prompt"])}) for row in rows))
+    path.write_text(
+        "\n".join(json.dumps({k: row[k] for k in columns.get(recipe.partition("+")[0], ["prompt"])}) for row in rows)
+    )
     return str(path)
 
 
@@ -145,18 +147,30 @@ def weights_apart(one: Path, other: Path) -> float:
 def reload(folder: Path, recipe: str) -> str | None:
     """None if `from_pretrained` of the output gives the weights that were trained, else what it gives."""
     trained = load_file(folder / "trained.safetensors")
-    kind: Any = AutoModelForSequenceClassification if recipe == "reward" else AutoModelForCausalLM
-    loaded = kind.from_pretrained(folder, dtype=torch.float32).state_dict()
-    policy = {name: tensor for name, tensor in trained.items() if not name.startswith(VALUE)}
-    if VALUE in "".join(trained):
-        value = load_file(folder / f"{VALUE[:-1]}.safetensors")
-        policy |= {name: tensor for name, tensor in trained.items() if name.startswith(VALUE)}
-        loaded |= {f"{VALUE}{name}": tensor for name, tensor in value.items()}
+    kind: Any = AutoModelForSequenceClassification if recipe.startswith("reward") else AutoModelForCausalLM
+    loaded = {
+        plain(name): weight for name, weight in kind.from_pretrained(folder, dtype=torch.float32).state_dict().items()
+    }
+    policy, value = {}, {}
+    for name, weight in trained.items():
+        if ".ref." in name:  # a reference that follows is in checkpoints alone
+            continue
+        (value if VALUE in name else policy)[plain(name).rpartition(VALUE)[2]] = weight
+    if value:
+        policy |= value
+        loaded |= load_file(folder / f"{VALUE[:-1]}.safetensors")
     missing = policy.keys() ^ loaded.keys()
     if missing - {"lm_head.weight"}:  # tied
         return f"other weights: {sorted(missing)[:3]}"
     wrong = [name for name in policy.keys() & loaded.keys() if not torch.equal(policy[name], loaded[name].float())]
     return f"{len(wrong)} of {len(policy)} tensors differ, first {wrong[0]}" if wrong else None
+
+
+def plain(name: str) -> str:
+    """Without what PEFT and Transformers put into the names of a model with an adapter."""
+    for part in ("base_model.model.", ".base_layer", ".default", ".original_module", ".modules_to_save"):
+        name = name.replace(part, "")
+    return name
 
 
 def judge(recipe: str, folder: Path, alone: Path) -> list[tuple[bool, str]]:
@@ -175,7 +189,7 @@ def judge(recipe: str, folder: Path, alone: Path) -> list[tuple[bool, str]]:
     lines.append((other is None, f"from_pretrained: {other or 'equal'}"))
     steps = {step for step, _ in report["stopped"]["ranks"]}
     alerts = {str(rules) for _, rules in whole["ranks"]}
-    expected = {4} if recipe == "ppo" else {3}  # it logs every other step
+    expected = {4} if recipe.startswith("ppo") else {3}  # it logs every other step
     lines.append(
         (steps == expected and len(alerts) == 1, f"stop: at step {sorted(steps)}; alerts of the run: {alerts}")
     )
@@ -221,7 +235,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="they divide 16")
     parser.add_argument("--engines", nargs="+", choices=tuple(CONFIGS), default=["ddp", "fsdp2"])
     there = [recipe for recipe in RECIPES if (ROOT / "recipes" / f"{recipe}.py").is_file()]
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=there)
+    parser.add_argument(
+        "--recipes", nargs="+", default=there, help="as ppo, or with a variant of one_launch.py: ppo+lora"
+    )
     parser.add_argument("--folder", type=Path, help="for runs and logs; default: a new one in the temporary folder")
     parser.add_argument("--limit", type=float, default=150, help="seconds of one launch, after which it is killed")
     options = parser.parse_args()

@@ -51,6 +51,34 @@ OPTIONS = {
     "reward": ["--max_steps", "8", "--save_steps", "4", "--dataset_test_split", "train", "--num_degenerate_pairs", "0"],
     "dpo": ["--max_steps", "8", "--save_steps", "4", "--dataset_test_split", "train", "--on_critical", "stop"],
 }  # fmt: skip
+# A recipe with more options: `reinforce_loo+lora`
+LORA = [
+    "--use_peft",
+    "--lora_dropout",
+    "0",
+    "--lora_r",
+    "4",
+    "--lora_target_modules",
+    "all-linear",
+    "--learning_rate",
+    "2e-3",
+]
+VARIANTS = {
+    "lora": LORA,
+    "ema": ["--reference", "ema", "--ema_tau", "0.5"],
+    "periodic": ["--reference", "periodic", "--ref_update_interval", "2"],
+    "ema-lora": ["--reference", "ema", "--ema_tau", "0.5", *LORA],
+    "value": ["--baseline", "value"],
+    "value-lora": ["--baseline", "value", *LORA],
+    "greedy": ["--baseline", "greedy"],
+    "value-model": ["--value_model_name_or_path", "trl_ext/tiny"],
+    "entropy": ["--entropy_coef", "0.1", "--entropy_decay", "0.5", "--kl_target", "0.5", "--kl_horizon", "50"],
+    "bf16": ["--bf16", "true"],
+    "bfloat16": ["--dtype", "bfloat16"],
+    "bfloat16-lora": ["--dtype", "bfloat16", *LORA],
+    "checkpointing": ["--gradient_checkpointing", "true"],
+    "accumulate": ["--gradient_accumulation_steps", "2"],
+}
 HALF_WAY = 4
 
 
@@ -105,7 +133,8 @@ def inject(trainer: Any) -> None:
 
 def run(recipe: str, words: list[str], folder: Path, fault: bool = False) -> dict[str, Any]:
     """The recipe's own `main`, whose `train` is watched; what its processes saw, in all of them."""
-    spec = importlib.util.spec_from_file_location(recipe, ROOT / "recipes" / f"{recipe}.py")
+    name = recipe.partition("+")[0]
+    spec = importlib.util.spec_from_file_location(name, ROOT / "recipes" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -144,20 +173,23 @@ def run(recipe: str, words: list[str], folder: Path, fault: bool = False) -> dic
 
 def is_divided(trainer: Any) -> bool:
     parameters = list(trainer.accelerator.unwrap_model(trainer.model).parameters())
-    return any(
-        hasattr(one, "full_tensor") or getattr(one, "ds_numel", one.numel()) != one.numel() for one in parameters
-    )
+    return any(hasattr(one, "full_tensor") or hasattr(one, "ds_id") for one in parameters)
 
 
 def words_of(recipe: str, plan: dict[str, Any]) -> list[str]:
-    size = str(GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", 1)))
+    name, _, variant = recipe.partition("+")
+    size = GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", 1)) // (2 if variant == "accumulate" else 1)
     options = {
-        "config": ROOT / "recipes" / f"{recipe}.yaml", "dataset_name": plan["data"][recipe], "save_strategy": "steps",
+        "config": ROOT / "recipes" / f"{name}.yaml", "dataset_name": plan["data"][recipe], "save_strategy": "steps",
         "logging_steps": 1, "report_to": "none", "disable_tqdm": "true", "per_device_train_batch_size": size,
         "per_device_eval_batch_size": size, "warmup_steps": 0,
         "use_cpu": str(plan["device"] == "cpu").lower(),
     }  # fmt: skip
-    return [*(str(x) for name, value in options.items() for x in (f"--{name}", value)), *OPTIONS[recipe]]
+    return [
+        *(str(x) for name, value in options.items() for x in (f"--{name}", value)),
+        *OPTIONS[name],
+        *VARIANTS.get(variant, []),
+    ]
 
 
 def main(path: str) -> None:
