@@ -24,6 +24,7 @@ from trl_ext import (
     UserError,
     drop_raw_logs,
     guard_reporting,
+    save,
     tiny,
     train,
 )
@@ -126,7 +127,7 @@ def main(args: list[str] | None = None) -> None:
         guard_reporting(trainer)
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.save_model()
+    save(trainer)
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:

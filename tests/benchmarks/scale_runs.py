@@ -3,9 +3,9 @@
     python tests/benchmarks/scale_runs.py --device cuda --processes 1 2 --engines ddp fsdp2 zero2 zero3
     python tests/benchmarks/scale_runs.py --device cpu --processes 1 2 --engines ddp fsdp2
 
-All recipes share one launch of each engine and number of processes; one process, without an engine, is what the others are
-compared with, at the same global batch and the same samples. On the CPU the processes talk through gloo. Exit status 1 if a
-check fails or a launch is over its time.
+All recipes share one launch of each engine and number of processes; one process, without an engine, is what the others
+are compared with, at the same global batch and the same samples. On the CPU the processes talk through gloo. Exit
+status 1 if a check fails or a launch is over its time.
 """
 
 import argparse
@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CONFIGS = {"ddp": "multi_gpu.yaml", "fsdp2": "fsdp2.yaml", "zero2": "zero2.yaml", "zero3": "zero3.yaml"}
 RECIPES = ("ppo", "reinforce_loo", "sft", "reward", "dpo")
-# Where there are such. Not eval_loss: Transformers takes the mean over batches, and TRL's over the first processes alone
+# Where there are such. Not eval_loss: a mean over batches, in TRL's reinforcement learning of some processes alone
 CURVES = ("loss", "grad_norm", "reward", "kl", "eval_reward", "mean_token_accuracy", "margin", "rewards/margins")
 VALUE = "value_function."
 TOLERANCE = 2e-3  # of a curve, relative to its largest value: rounding grows from step to step
@@ -61,7 +61,7 @@ def recipe_data(folder: Path, recipe: str) -> str:
     return str(path)
 
 
-# Launching --------------------------------------------------------------------------------------------------------------
+# Launching ------------------------------------------------------------------------------------------------------------
 
 
 def launch(folder: Path, engine: str | None, processes: int, options: argparse.Namespace) -> str | None:
@@ -118,7 +118,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-# Comparing --------------------------------------------------------------------------------------------------------------
+# Comparing ------------------------------------------------------------------------------------------------------------
 
 
 def curve(report: dict[str, Any], key: str, after: int = 0) -> list[float]:

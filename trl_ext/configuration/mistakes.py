@@ -28,7 +28,7 @@ def cli_errors() -> Iterator[None]:
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(_FIRST)
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error, limit=1000)}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 

@@ -7,6 +7,7 @@ from trl_ext.monitor.reading import read_metrics
 from trl_ext.reporting.plot import plot_run
 from trl_ext.reporting.summary import run_summary
 from trl_ext.reporting.terminal import closing_summary
+from trl_ext.trainers.launch import save
 
 
 def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None, reliability=None) -> dict:
@@ -18,7 +19,7 @@ def finish_run(trainer, monitor, next_commands: dict[str, str] | None = None, re
         next_commands: command -> what it does, printed last.
         reliability: the `RewardReliabilityCallback` that watched its rewards.
     """
-    trainer.save_model()  # every process: sharded models are gathered
+    save(trainer)
     if not trainer.accelerator.is_main_process:
         return {}
     paths = monitor.summary()["files"]

@@ -1,15 +1,13 @@
 """`train(trainer)`: train, and end cleanly where a callback had to stop the run by raising."""
 
 import inspect
-import json
-import zipfile
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from ..callbacks.stopping import TrainingStopped
-from ..checkpoints.naming import step_of
 from ..errors import UserError
+from .failures import telling_failures
+from .saved import checkpoints, newest_whole, refuse_broken, refuse_other_engine
+from .termination import speaking_when_terminated
 
 
 def train(trainer, **kwargs):
@@ -24,24 +22,26 @@ def train(trainer, **kwargs):
     Returns:
         what `trainer.train` returns; None for stock PPO (always) and for a run that was stopped.
     Raises:
-        UserError: no such checkpoint, one with a broken file or without the weights of its adapter, or stock PPO is
-            asked to resume, which it cannot.
+        UserError: no such checkpoint, one with a broken file, without the weights of its adapter or of another engine;
+            stock PPO is asked to resume, which it cannot; no memory, a full disk or a lost process (`failures.py`).
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
     checkpoint = kwargs.get("resume_from_checkpoint")
     if checkpoint is True or str(checkpoint).lower() == "true":
-        checkpoint = kwargs["resume_from_checkpoint"] = _newest_whole(trainer.args.output_dir)
+        checkpoint = kwargs["resume_from_checkpoint"] = newest_whole(trainer.args.output_dir)
     if isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
         raise UserError(
             f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} has "
-            f"{', '.join(path.name for path in _checkpoints(trainer.args.output_dir)) or 'none'}."
+            f"{', '.join(path.name for path in checkpoints(trainer.args.output_dir)) or 'none'}."
         )
     if isinstance(checkpoint, str):
-        _refuse_broken(Path(checkpoint))
+        refuse_broken(Path(checkpoint))
+        refuse_other_engine(Path(checkpoint), trainer)
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
-        return trainer.train(**kwargs)
+        with telling_failures(trainer), speaking_when_terminated(trainer):
+            return trainer.train(**kwargs)
     except ValueError as error:
         if "valid checkpoint" not in str(error):  # Transformers': a folder without weights
             raise
@@ -51,42 +51,11 @@ def train(trainer, **kwargs):
         return None
 
 
-def _checkpoints(folder: str) -> list[Path]:
-    found = {path: step for path in Path(folder).glob("checkpoint-*") if (step := step_of(path)) is not None}
-    return sorted(found, key=found.__getitem__)
+def save(trainer) -> None:
+    """`trainer.save_model()`, where a full disk is one line. All processes call it: divided weights are gathered.
 
-
-def _newest_whole(folder: str) -> str:
-    """`trainer_state.json` is what is saved last: without it, or with half of it, a run was killed while it saved."""
-    whole = [path for path in _checkpoints(folder) if _is_json(path / "trainer_state.json")]
-    if not whole:
-        raise UserError(f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint.")
-    return str(whole[-1])
-
-
-def _refuse_broken(checkpoint: Path) -> None:
-    """Half a file, such as a full disk or a broken copy leaves it, by its frame alone: no weight is read."""
-    state = checkpoint / "trainer_state.json"
-    broken = [state] if state.exists() and not _is_json(state) else []
-    broken += [path for path in sorted(checkpoint.glob("*.safetensors")) if not _is_safetensors(path)]
-    broken += [path for path in sorted(checkpoint.glob("*.pt*")) if path.is_file() and not zipfile.is_zipfile(path)]
-    if broken:
-        raise UserError(f"{broken[0]} is broken: resume from another checkpoint, or copy this one again.")
-    if (checkpoint / "adapter_config.json").exists() and not list(checkpoint.glob("adapter_model.*")):
-        raise UserError(f"{checkpoint} has no adapter_model.safetensors: resume from another, or copy it again.")
-
-
-def _is_safetensors(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+    Raises:
+        UserError: the disk is full, memory is, or another process is gone.
+    """
+    with telling_failures(trainer):
+        trainer.save_model()

@@ -27,10 +27,8 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def load_whole(
-    targets: Mapping[str, torch.Tensor], names: Iterable[str], read: Callable[[str], torch.Tensor]
-) -> None:
-    """Copies whole tensors into parameters, divided or not, one at a time; all processes call it, with the same tensors.
+def load_whole(targets: Mapping[str, torch.Tensor], names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+    """Copies whole tensors into parameters, divided or not, one at a time; all processes call it with the same.
 
     Args:
         names: of the tensors that `read` gives.

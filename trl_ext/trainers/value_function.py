@@ -96,7 +96,7 @@ def split_value_state(state_dict: dict[str, torch.Tensor]) -> tuple[dict, dict]:
 
 
 def load_value_function(value_function: ValueFunction, state: dict[str, torch.Tensor]) -> None:
-    """What `split_value_state` made, into a value function that FSDP2 or ZeRO-3 may have divided; all processes call it.
+    """What `split_value_state` made, into a value function that may be divided; all processes call it.
 
     Raises:
         ValueError: it is of another one.

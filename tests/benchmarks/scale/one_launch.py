@@ -1,8 +1,8 @@
 """`accelerate launch one_launch.py PLAN.json`: recipes at a few steps each, one after the other in the same processes.
 
-Each runs three times: to its end with a checkpoint half way; from that checkpoint to the end; and with a NaN that the last
-process alone sees in its logs, on which `on_critical: stop` has to end all of them. What was seen is written into the
-plan's folder by the main process; scale_runs.py compares it.
+Each runs three times: to its end with a checkpoint half way; from that checkpoint to the end; and with a NaN that the
+last process alone sees in its logs, on which `on_critical: stop` has to end all of them. What was seen is written into
+the plan's folder by the main process; scale_runs.py compares it.
 """
 
 import faulthandler
@@ -40,7 +40,7 @@ RL = ["--dataset_test_split", "train", "--validation_prompts", "8", "--samples_e
       "--patience", "100", "--rescore_every", "3", "--on_critical", "stop"]  # fmt: skip
 # Steps, and what they are called in the options: PPO counts updates of two optimizer steps
 OPTIONS = {
-    # bnpo, the default, weighs the tokens of each micro-batch alone, as stock PPO does: two processes then differ from one
+    # bnpo, the default, weighs the tokens of each micro-batch alone, as stock PPO does: two processes differ from one
     "ppo": ["--total_episodes", str(4 * GLOBAL_BATCH), "--save_steps", "2", "--response_length", "12",
             "--loss_type", "dapo", *RL],
     "reinforce_loo": ["--max_steps", "8", "--save_steps", "4", "--num_generations", "4", "--num_generations_eval", "2",

@@ -1,0 +1,117 @@
+"""What ends a run from outside its code, in one line: no memory, a full disk, another process that is gone."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from ..errors import UserError
+from .saved import checkpoints, how_to_go_on, is_whole
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# safetensors hides the number in a text, torch.save notices by the place it stands at in its file
+_FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)")
+_TORCH_WRITER = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing", re.DOTALL)
+_NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+_PEER_GONE = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|remote process exited|NCCL communicator was aborted"
+)
+_LENGTHS = ("response_length", "max_completion_length", "max_length")  # the first that a configuration has
+
+
+@contextmanager
+def telling_failures(trainer: Any) -> Iterator[None]:
+    """Around training and saving: a `UserError` that says what happened and how to go on. Other exceptions pass.
+
+    Raises:
+        UserError: memory of a GPU or of the machine ran out; the disk is full; another process of the run is gone.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (RuntimeError, OSError, MemoryError, SafetensorError) as error:
+        told = _told(error, trainer)
+        if told is None:
+            raise
+        raise UserError(told) from error
+
+
+def _told(error: BaseException, trainer: Any) -> str | None:
+    args = getattr(trainer, "args", None)
+    folder = str(getattr(args, "output_dir", "."))
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_HOST_MEMORY in str(error):
+        return f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {how_to_go_on(folder)}"
+    if _is_disk_full(error):
+        return f"{_where(trainer)}: {_disk(folder)} {how_to_go_on(folder)}"
+    if _several() and _PEER_GONE.search(str(error)):
+        return f"{_where(trainer)}: {lost_process()} {how_to_go_on(folder)}"
+    return None
+
+
+def lost_process() -> str:
+    return (
+        "another process of this run is gone. What ended it stands above; with exit code -9 it was killed, by hand or "
+        "by the kernel because the machine's memory was full (dmesg)."
+    )
+
+
+def _where(trainer: Any) -> str:
+    step = getattr(getattr(trainer, "state", None), "global_step", 0) + 1
+    return f"failed in step {step}" + (f", process {os.environ.get('RANK', '0')}" if _several() else "")
+
+
+def _several() -> bool:
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def _first_sentences(error: BaseException, limit: int = 160) -> str:
+    """How much was asked for and what the card has; not the advice about PyTorch's allocator."""
+    text = " ".join(str(error).split()) or "the machine's memory is full"
+    text = text if len(text) <= limit else text[:limit].rpartition(". ")[0] or text[:limit]
+    return text.rstrip(".") + "."
+
+
+def _advice(trainer: Any) -> str:
+    """The options that are not at their least already, the cheapest first."""
+    args = getattr(trainer, "args", None)
+    options = []
+    size = getattr(args, "per_device_train_batch_size", 1)
+    if size > 1:
+        options.append(f"per_device_train_batch_size (now {size}; raise gradient_accumulation_steps in turn)")
+    options += [f"{name} (now {getattr(args, name)})" for name in _LENGTHS if getattr(args, name, None)][:1]
+    lower = f"Lower {', '.join(options)}" if options else ""
+    take = []
+    if not getattr(args, "gradient_checkpointing", True):
+        take.append("gradient_checkpointing: true")
+    if not hasattr(getattr(trainer, "model", None), "peft_config"):
+        take.append("use_peft: true")
+    if not (getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)):
+        take.append("several GPUs with accelerate_configs/fsdp2.yaml")
+    return "; or take ".join(filter(None, (lower, ", ".join(take)))) + "."
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    return (
+        getattr(error, "errno", None) in _FULL
+        or _FULL_TEXT.search(str(error)) is not None
+        or _TORCH_WRITER.search(str(error)) is not None
+    )
+
+
+def _disk(folder: str) -> str:
+    there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+    text = (
+        f"a file could not be written to its end: {shutil.disk_usage(there).free / 1e6:,.0f} MB are free in {folder}."
+    )
+    half = [path.name for path in checkpoints(folder) if not is_whole(path)]
+    if half:
+        text += f" {half[-1]} is half written: no resume takes it, delete it."
+    return f"{text} Make room, or set save_total_limit (older checkpoints go once a new one is whole)."

@@ -1,0 +1,89 @@
+"""Checkpoints in a folder: which one a run can go on from, and why another cannot be taken."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ..checkpoints.naming import step_of
+from ..errors import UserError
+
+_CONFIGURATIONS = {"FSDP": "fsdp2.yaml", "DeepSpeed": "zero2.yaml or zero3.yaml"}
+
+
+def checkpoints(folder: str) -> list[Path]:
+    """Of all steps, the newest last."""
+    found = {path: step for path in Path(folder).glob("checkpoint-*") if (step := step_of(path)) is not None}
+    return sorted(found, key=found.__getitem__)
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """`trainer_state.json` is what is saved last: without it, or with half of it, a run was killed while it saved."""
+    return _is_json(checkpoint / "trainer_state.json")
+
+
+def newest_whole(folder: str) -> str:
+    """The newest checkpoint that was saved to its end.
+
+    Raises:
+        UserError: there is none.
+    """
+    whole = [path for path in checkpoints(folder) if is_whole(path)]
+    if not whole:
+        raise UserError(f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint.")
+    return str(whole[-1])
+
+
+def how_to_go_on(folder: str) -> str:
+    """A sentence for the end of a message: where a run that failed goes on from."""
+    try:
+        return f"To go on: resume_from_checkpoint: true takes {newest_whole(folder)}."
+    except UserError:
+        return f"There is no whole checkpoint in {folder} to go on from; save_strategy: steps and save_steps make them."
+
+
+def refuse_broken(checkpoint: Path) -> None:
+    """Half a file, such as a full disk or a broken copy leaves it, by its frame alone: no weight is read."""
+    state = checkpoint / "trainer_state.json"
+    broken = [state] if state.exists() and not _is_json(state) else []
+    broken += [path for path in sorted(checkpoint.rglob("*.safetensors")) if not _is_safetensors(path)]
+    torch_files = [path for kind in ("*.pt*", "*.bin") for path in sorted(checkpoint.rglob(kind)) if path.is_file()]
+    broken += [path for path in torch_files if not zipfile.is_zipfile(path)]
+    if broken:
+        raise UserError(f"{broken[0]} is broken: resume from another checkpoint, or copy this one again.")
+    if (checkpoint / "adapter_config.json").exists() and not list(checkpoint.glob("adapter_model.*")):
+        raise UserError(f"{checkpoint} has no adapter_model.safetensors: resume from another, or copy it again.")
+
+
+def refuse_other_engine(checkpoint: Path, trainer: Any) -> None:
+    """States of the optimizer are saved in the form of the engine that divided them, and loaded by it alone."""
+    saved = "FSDP" if any(checkpoint.glob("pytorch_model_fsdp*")) else None
+    saved = "DeepSpeed" if any(checkpoint.glob("global_step*/*_states.pt")) else saved
+    own = "FSDP" if getattr(trainer, "is_fsdp_enabled", False) else None
+    own = "DeepSpeed" if getattr(trainer, "is_deepspeed_enabled", False) else own
+    if saved == own or not is_whole(checkpoint):
+        return
+    start = f"with accelerate_configs/{_CONFIGURATIONS[saved]}" if saved else "without FSDP and DeepSpeed"
+    raise UserError(
+        f"{checkpoint} was saved {f'under {saved}' if saved else 'by an undivided run'}, and this run "
+        f"{f'is one of {own}' if own else 'is undivided'}: start it {start}, or begin anew from its weights "
+        f"(model_name_or_path: {checkpoint})"
+    )
+
+
+def _is_safetensors(path: Path) -> bool:
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""What a process says when the launcher ends it, because another process of the run is gone."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .failures import lost_process
+from .saved import how_to_go_on
+
+_SPEAKERS = ("0", "1")  # of a machine: one of them is there, whichever process is gone
+
+
+@contextmanager
+def speaking_when_terminated(trainer: Any) -> Iterator[None]:
+    """While several processes train: SIGTERM, which torchrun sends as soon as one of them has failed, prints a line.
+
+    A process waits for the others inside NCCL or gloo, where Python's own handlers do not run; so a thread does that,
+    which the signal wakes, and it ends the process as the signal would have. A handler that is there already stays.
+    """
+    quiet = os.environ.get("LOCAL_RANK") not in _SPEAKERS or int(os.environ.get("WORLD_SIZE", 1)) < 2
+    if quiet or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    awake, wake = socket.socketpair()
+    wake.setblocking(False)
+    before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # without a handler of Python nothing is written to `wake`
+    listener = threading.Thread(target=_listen, args=(awake, trainer), daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(before)
+        wake.close()
+        listener.join()
+        awake.close()
+
+
+def _listen(awake: socket.socket, trainer: Any) -> None:
+    while numbers := awake.recv(64):
+        if signal.SIGTERM in numbers:
+            step = trainer.state.global_step + 1
+            print(
+                f"error: ended by SIGTERM in step {step}, process {os.environ.get('RANK', '0')}: the launcher does so "
+                f"when {lost_process()} {how_to_go_on(trainer.args.output_dir)}",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(128 + signal.SIGTERM)
