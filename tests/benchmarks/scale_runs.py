@@ -202,9 +202,7 @@ def main() -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     write_data(options.folder / "rows.jsonl")
     alone = options.folder / "alone"
-    todo = [(None, 1), *((e, p) for e in options.engines for p in options.processes if p > 1 or e != "ddp")]
-    if 1 not in options.processes:
-        print("One process is run as well: it is what the others are compared with.")
+    todo = [(None, 1), *((engine, count) for engine in options.engines for count in options.processes if count > 1)]
     sound = True
     for engine, processes in todo:
         folder = alone if engine is None else options.folder / f"{engine}-{processes}"
@@ -232,7 +230,9 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="they divide 16")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 2], help="they divide 16; one, undivided, is run always"
+    )
     parser.add_argument("--engines", nargs="+", choices=tuple(CONFIGS), default=["ddp", "fsdp2"])
     there = [recipe for recipe in RECIPES if (ROOT / "recipes" / f"{recipe}.py").is_file()]
     parser.add_argument(

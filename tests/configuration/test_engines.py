@@ -15,7 +15,7 @@ from trl_ext.configuration import engines, parse
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED",
-           "ACCELERATE_USE_CPU", "FSDP_VERSION", "FSDP_STATE_DICT_TYPE", "FSDP_CPU_RAM_EFFICIENT_LOADING",
+           "ACCELERATE_USE_CPU", "FSDP_VERSION", "FSDP_STATE_DICT_TYPE",
            "CUDA_VISIBLE_DEVICES")  # fmt: skip
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
 
@@ -93,7 +93,6 @@ def test_an_engine_without_processes_names_the_command(tmp_path):
     ({"FSDP_VERSION": ""}, "set fsdp_version: 2"),  # Accelerate's default is 1
     ({"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, "SHARDED_STATE_DICT the trained model is saved without weights"),
     ({"FSDP_STATE_DICT_TYPE": ""}, "set FULL_STATE_DICT"),  # Accelerate's default of version 2
-    ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "True"}, "fsdp_cpu_ram_efficient_loading .* set it to false"),
 ])  # fmt: skip
 def test_an_fsdp_that_would_lose_weights_is_refused(tmp_path, monkeypatch, change, named):
     args = training(tmp_path)

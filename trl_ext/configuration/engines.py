@@ -98,8 +98,8 @@ def _check_one_engine(args: TrainingArguments) -> None:
 
 
 def _fsdp_of(args: TrainingArguments) -> dict[str, str] | None:
-    """Version, state dict and loading of FSDP, in the names of Accelerate's configuration; None without FSDP."""
-    names = ("version", "state_dict_type", "cpu_ram_efficient_loading")
+    """Version and state dict of FSDP, in the names of Accelerate's configuration; None without FSDP."""
+    names = ("version", "state_dict_type")
     if args.fsdp:
         plugin = {"version": args.fsdp_plugin_args.get("fsdp_version"), **args.fsdp_plugin_args}
         return {name: str(plugin[name]) for name in names}
@@ -121,11 +121,6 @@ def _check_fsdp(fsdp: dict[str, str]) -> None:
         raise UserError(
             f"with fsdp_state_dict_type: {fsdp['state_dict_type']} the trained model is saved without weights: set "
             "FULL_STATE_DICT, as accelerate_configs/fsdp2.yaml does"
-        )
-    if fsdp["cpu_ram_efficient_loading"].lower() == "true":
-        raise UserError(
-            "fsdp_cpu_ram_efficient_loading leaves all processes but one with empty weights, of which a reference "
-            "model would be a copy: set it to false, as accelerate_configs/fsdp2.yaml does"
         )
 
 

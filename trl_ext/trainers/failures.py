@@ -26,6 +26,10 @@ _PEER_GONE = re.compile(
 _LENGTHS = ("response_length", "max_completion_length", "max_length")  # the first that a configuration has
 
 
+class LostProcessError(UserError):
+    """Another process of this run is gone."""
+
+
 @contextmanager
 def telling_failures(trainer: Any) -> Iterator[None]:
     """Around training and saving: a `UserError` that says what happened and how to go on. Other exceptions pass.
@@ -41,18 +45,18 @@ def telling_failures(trainer: Any) -> Iterator[None]:
         told = _told(error, trainer)
         if told is None:
             raise
-        raise UserError(told) from error
+        raise told from error
 
 
-def _told(error: BaseException, trainer: Any) -> str | None:
+def _told(error: BaseException, trainer: Any) -> UserError | None:
     args = getattr(trainer, "args", None)
     folder = str(getattr(args, "output_dir", "."))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_HOST_MEMORY in str(error):
-        return f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {how_to_go_on(folder)}"
+        return UserError(f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {how_to_go_on(folder)}")
     if _is_disk_full(error):
-        return f"{_where(trainer)}: {_disk(folder)} {how_to_go_on(folder)}"
+        return UserError(f"{_where(trainer)}: {_disk(folder)} {how_to_go_on(folder)}")
     if _several() and _PEER_GONE.search(str(error)):
-        return f"{_where(trainer)}: {lost_process()} {how_to_go_on(folder)}"
+        return LostProcessError(f"{_where(trainer)}: {lost_process()} {how_to_go_on(folder)}")
     return None
 
 

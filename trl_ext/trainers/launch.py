@@ -40,7 +40,7 @@ def train(trainer, **kwargs):
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
-        with telling_failures(trainer), speaking_when_terminated(trainer):
+        with speaking_when_terminated(trainer), telling_failures(trainer):
             return trainer.train(**kwargs)
     except ValueError as error:
         if "valid checkpoint" not in str(error):  # Transformers': a folder without weights

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .failures import lost_process
+from .failures import LostProcessError, lost_process
 from .saved import how_to_go_on
 
 _SPEAKERS = ("0", "1")  # of a machine: one of them is there, whichever process is gone
@@ -37,16 +37,23 @@ def speaking_when_terminated(trainer: Any) -> Iterator[None]:
     listener.start()
     try:
         yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.set_wakeup_fd(before)
-        wake.close()
-        listener.join()
-        awake.close()
+    except LostProcessError:  # the launcher will end this one any moment, and is told so
+        raise
+    except BaseException:
+        _stop(before, wake, listener)
+        raise
+    _stop(before, wake, listener)
+
+
+def _stop(before: int, wake: socket.socket, listener: threading.Thread) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(before)
+    wake.close()
+    listener.join()
 
 
 def _listen(awake: socket.socket, trainer: Any) -> None:
-    while numbers := awake.recv(64):
+    while numbers := awake.recv(64):  # until `wake` is closed
         if signal.SIGTERM in numbers:
             step = trainer.state.global_step + 1
             print(

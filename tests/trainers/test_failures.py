@@ -1,0 +1,201 @@
+"""What ends a run from outside: one line that says how to go on, and the last good checkpoint survives and resumes."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors import SafetensorError
+from trl import SFTConfig, SFTTrainer
+
+from trl_ext import UserError, tiny, train
+from trl_ext.trainers import failures
+
+ROOT = Path(__file__).parents[2]
+
+
+class Fails(SFTTrainer):
+    """Raises `error` in its fourth step, after the checkpoint of the second."""
+
+    error: BaseException | None = None
+
+    def training_step(self, *args, **kwargs):
+        if self.error is not None and self.state.global_step == 3:
+            raise self.error
+        return super().training_step(*args, **kwargs)
+
+
+def sft_trainer(folder, **options):
+    options = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 2, "max_length": 16, **options}
+    args = SFTConfig(
+        str(folder), logging_steps=1, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False,
+        disable_tqdm=True, model_init_kwargs={"dtype": "float32"}, **options,
+    )  # fmt: skip
+    data = Dataset.from_dict({"text": ["a good film", "a bad film", "no film at all", "films"] * 4})
+    return Fails(tiny.resolve(tiny.NAME), args, train_dataset=data)
+
+
+def losses(trainer):
+    return {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+
+
+def test_a_step_without_memory_is_told_with_what_to_lower_and_goes_on_from_the_checkpoint(tmp_path):
+    trainer = sft_trainer(tmp_path)
+    trainer.error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.20 GiB is "
+        "free. Including non-PyTorch memory, this process has 78.04 GiB memory in use. If reserved but unallocated ..."
+    )
+    with pytest.raises(UserError) as told:
+        train(trainer)
+    assert str(told.value) == (
+        "failed in step 4: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of "
+        "which 1.20 GiB is free. Lower per_device_train_batch_size (now 2; raise gradient_accumulation_steps in turn), "
+        "max_length (now 16); or take gradient_checkpointing: true, use_peft: true, several GPUs with "
+        f"accelerate_configs/fsdp2.yaml. To go on: resume_from_checkpoint: true takes {tmp_path}/checkpoint-2."
+    )
+    resumed = sft_trainer(tmp_path)
+    train(resumed, resume_from_checkpoint="true")
+    whole = sft_trainer(tmp_path / "whole")
+    train(whole)
+    assert losses(resumed) == losses(whole)
+
+
+def test_an_option_that_is_set_is_not_advised(tmp_path):
+    args = SimpleNamespace(output_dir=str(tmp_path), per_device_train_batch_size=1, gradient_checkpointing=True,
+                           response_length=53, max_completion_length=53)  # fmt: skip
+    trainer = SimpleNamespace(args=args, model=SimpleNamespace(peft_config={}), is_fsdp_enabled=True)
+    with pytest.raises(UserError) as told, failures.telling_failures(trainer):
+        raise MemoryError
+    assert "memory is full. Lower response_length (now 53). There is no whole checkpoint in" in str(told.value)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Of 20 MB, where a checkpoint takes 12; needs root, as in most containers."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # weights are mapped as long as a trainer lives
+
+
+def test_a_full_disk_is_told_and_the_last_good_checkpoint_survives_and_resumes(tmp_path, disk):
+    with pytest.raises(UserError) as told:
+        train(sft_trainer(disk / "run", save_total_limit=1))
+    assert "failed in step 5: a file could not be written to its end: 0 MB are free in" in str(told.value)
+    assert "checkpoint-4 is half written: no resume takes it, delete it" in str(told.value)
+    assert f"resume_from_checkpoint: true takes {disk}/run/checkpoint-2" in str(told.value)
+    subprocess.run(["mount", "-o", "remount,size=80m", str(disk)], check=True)
+    resumed = sft_trainer(disk / "run", save_total_limit=1)
+    train(resumed, resume_from_checkpoint=True)
+    assert sorted(path.name for path in (disk / "run").glob("checkpoint-*")) == ["checkpoint-6"]
+    whole = sft_trainer(tmp_path / "whole")
+    train(whole)
+    assert losses(resumed) == losses(whole)
+
+
+@pytest.mark.parametrize("error", [
+    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+    RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+])  # fmt: skip
+def test_every_writer_says_a_full_disk_in_its_own_words(tmp_path, error):
+    trainer = SimpleNamespace(args=SimpleNamespace(output_dir=str(tmp_path)))
+    with pytest.raises(UserError, match="a file could not be written to its end"), failures.telling_failures(trainer):
+        raise error
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("shape mismatch"), OSError(errno.EACCES, "Permission denied"), KeyError("x"),
+    RuntimeError("Connection closed by peer"),  # of one process alone: not of this run's
+])  # fmt: skip
+def test_an_unknown_error_passes_as_it_is(error, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(type(error)) as passed, failures.telling_failures(SimpleNamespace()):
+        raise error
+    assert passed.value is error
+
+
+def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_take(tmp_path):
+    for name, file in (("fsdp", "pytorch_model_fsdp.bin"), ("zero", "global_step2/zero_pp_rank_0_optim_states.pt")):
+        path = tmp_path / name / file
+        path.parent.mkdir(parents=True)
+        torch.save({}, path)
+        (tmp_path / name / "trainer_state.json").write_text("{}")
+    plain = sft_trainer(tmp_path / "plain")
+    with pytest.raises(UserError, match=r"was saved under FSDP, and this run is undivided: .*fsdp2\.yaml"):
+        train(plain, resume_from_checkpoint=str(tmp_path / "fsdp"))
+    with pytest.raises(UserError, match=r"under DeepSpeed, .*zero2\.yaml or zero3\.yaml"):
+        train(plain, resume_from_checkpoint=str(tmp_path / "zero"))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "trainer_state.json").write_text("{}")
+    plain.is_fsdp_enabled = True
+    with pytest.raises(UserError, match="by an undivided run, and this run is one of FSDP: start it without"):
+        train(plain, resume_from_checkpoint=str(tmp_path / "own"))
+
+
+# Two processes --------------------------------------------------------------------------------------------------------
+
+
+def start(folder, data, *words):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {"config": ROOT / "recipes/sft.yaml", "model_name_or_path": tiny.NAME, "dtype": "float32",
+               "dataset_name": data, "dataset_test_split": "none", "output_dir": folder, "use_cpu": "true",
+               "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "steps", "save_steps": 2,
+               "save_total_limit": 2, "max_length": 16, "lr_scheduler_type": "constant", "warmup_steps": 0,
+               "max_steps": 100_000, "disable_tqdm": "true"}  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
+    command += [str(ROOT / "recipes/sft.py"), *(str(x) for k, v in options.items() for x in (f"--{k}", v)), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def rank_pid(launcher, rank):
+    for pid in map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()):
+        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return pid
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def killed(run, rank, folder, step):
+    """The one line of the process that is left, once `rank` is killed after the checkpoint of `step`."""
+    try:
+        end = time.monotonic() + 120
+        while not (folder / f"checkpoint-{step}/trainer_state.json").exists():
+            assert time.monotonic() < end and run.poll() is None, run.communicate()[1][-2000:]
+            time.sleep(0.02)
+        os.kill(rank_pid(run.pid, rank), signal.SIGKILL)
+        _, stderr = run.communicate(timeout=30)  # not the minutes after which gloo and NCCL give up
+    finally:
+        run.kill()
+    assert run.returncode != 0
+    lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "another process of this run is gone" in lines[0], stderr[-3000:]
+    assert f"process {1 - rank}" in lines[0]
+    return lines[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process in /proc")
+def test_a_killed_process_ends_the_others_at_once_with_a_line_and_the_run_resumes(tmp_path):
+    data, folder = tmp_path / "texts.jsonl", tmp_path / "run"
+    data.write_text("\n".join(json.dumps({"text": f"a film of {i} minutes"}) for i in range(32)))
+    line = killed(start(folder, data), 1, folder, 2)
+    newest = int(line.rpartition("checkpoint-")[2].rstrip("."))
+    line = killed(start(folder, data, "--resume_from_checkpoint", "true"), 0, folder, newest + 2)
+    newest = int(line.rpartition("checkpoint-")[2].rstrip("."))
+    state = json.loads((folder / f"checkpoint-{newest}" / "trainer_state.json").read_text())
+    assert [row["step"] for row in state["log_history"] if "loss" in row] == list(range(1, newest + 1))
