@@ -15,6 +15,7 @@ from trl_ext import (
     UserError,
     drop_raw_logs,
     guard_reporting,
+    save,
     train,
 )
 from trl_ext.configuration import PreferenceArguments, building, cli_errors, init_kwargs, model_path, parse
@@ -59,7 +60,7 @@ def main(args: list[str] | None = None) -> None:
             )
 
     train(trainer, resume_from_checkpoint=training_args.resume_from_checkpoint)
-    trainer.save_model()
+    save(trainer)
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:

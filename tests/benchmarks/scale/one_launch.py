@@ -21,12 +21,7 @@ from safetensors.torch import save_file
 from transformers import TrainerCallback
 
 import trl_ext
-from trl_ext.callbacks import (
-    AnomalyDetectionCallback,
-    BestCheckpointCallback,
-    CheckpointHealthCallback,
-    TimeBudgetCallback,
-)
+from trl_ext.callbacks import BestCheckpointCallback, TimeBudgetCallback
 from trl_ext.callbacks._monitoring import MonitoringCallback
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GLOBAL_BATCH = 16
 FAULT_AT = 3
 RL = ["--dataset_test_split", "train", "--validation_prompts", "8", "--samples_every", "1000", "--time_budget", "1",
-      "--patience", "100", "--rescore_every", "3", "--on_critical", "stop"]  # fmt: skip
+      "--patience", "100", "--rescore_every", "3"]  # fmt: skip
 # Steps, and what they are called in the options: PPO counts updates of two optimizer steps
 OPTIONS = {
     # bnpo, the default, weighs the tokens of each micro-batch alone, as stock PPO does: two processes differ from one
@@ -49,7 +44,7 @@ OPTIONS = {
             "--num_samples", "2", "--max_new_tokens", "8", "--model_name_or_path", "trl_ext/tiny", "--dtype", "float32",
             "--learning_rate", "1e-3"],
     "reward": ["--max_steps", "8", "--save_steps", "4", "--dataset_test_split", "train", "--num_degenerate_pairs", "0"],
-    "dpo": ["--max_steps", "8", "--save_steps", "4", "--dataset_test_split", "train", "--on_critical", "stop"],
+    "dpo": ["--max_steps", "8", "--save_steps", "4", "--dataset_test_split", "train"],
 }  # fmt: skip
 # A recipe with more options: `reinforce_loo+lora`
 LORA = [
@@ -104,13 +99,11 @@ def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().float().cpu().clone() for name, tensor in (state or {}).items()}
 
 
-def watch(trainer: Any, recipe: str) -> None:
-    """All callbacks, also those that this recipe does not bring."""
+def watch(trainer: Any) -> None:
+    """The callbacks that a recipe brings on request alone."""
     there = trainer.callback_handler.callbacks
     metric = "reward" if hasattr(trainer, "_generate_single_turn") else "loss"
     wanted = [
-        (MonitoringCallback, lambda: AnomalyDetectionCallback(on_critical="stop")),
-        (CheckpointHealthCallback, CheckpointHealthCallback),
         (BestCheckpointCallback, lambda: BestCheckpointCallback(metric)),
         (TimeBudgetCallback, lambda: TimeBudgetCallback(hours=1)),
     ]
@@ -143,7 +136,7 @@ def run(recipe: str, words: list[str], folder: Path, fault: bool = False) -> dic
     def train(trainer: Any, **kwargs: Any) -> Any:
         seen["trainer"], seen["probe"] = trainer, Probe(trainer)
         trainer.callback_handler.callbacks.insert(0, seen["probe"])
-        watch(trainer, recipe)
+        watch(trainer)
         if fault:
             inject(trainer)
         if not hasattr(trainer, "_generate_single_turn"):
@@ -181,7 +174,7 @@ def words_of(recipe: str, plan: dict[str, Any]) -> list[str]:
     size = GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", 1)) // (2 if variant == "accumulate" else 1)
     options = {
         "config": ROOT / "recipes" / f"{name}.yaml", "dataset_name": plan["data"][recipe], "save_strategy": "steps",
-        "logging_steps": 1, "report_to": "none", "disable_tqdm": "true", "per_device_train_batch_size": size,
+        "logging_steps": 1, "on_critical": "stop", "report_to": "none", "disable_tqdm": "true", "per_device_train_batch_size": size,
         "per_device_eval_batch_size": size, "warmup_steps": 0,
         "use_cpu": str(plan["device"] == "cpu").lower(),
     }  # fmt: skip
