@@ -78,6 +78,7 @@ def launch(folder: Path, engine: str | None, processes: int, options: argparse.N
     command += ["--num_processes", str(processes), "--main_process_port", str(free_port())]
     command += ["--num_cpu_threads_per_process", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment["TRL_EXT_PPO"] = "trl_ext"  # stock PPO of TRL 1.12 resumes no run and takes other options
     if options.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
     began = time.monotonic()

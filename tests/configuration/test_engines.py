@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from torch.distributed.fsdp.fully_sharded_data_parallel import StateDictType
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig, SFTConfig
 
@@ -111,6 +114,24 @@ def test_options_of_the_trainer_are_looked_at_like_those_of_accelerate(tmp_path,
     engines.check_engine((whole,))
     with pytest.raises(UserError, match="SHARDED_STATE_DICT"):
         engines.check_engine((sharded,))
+
+
+@pytest.mark.parametrize(("stage", "gather", "fine"), [(2, False, True), (3, True, True), (3, False, False)])
+def test_zero3_that_would_save_no_weights_is_refused(tmp_path, stage, gather, fine):
+    args = training(tmp_path)
+    config = {"zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": gather}}
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=stage, hf_ds_config=SimpleNamespace(config=config))
+    if fine:
+        engines.check_engine((args,))
+    else:
+        with pytest.raises(UserError, match="zero3_save_16bit_model: true"):
+            engines.check_engine((args,))
+
+
+def test_accelerates_own_defaults_are_those_that_are_assumed(monkeypatch):
+    assert FullyShardedDataParallelPlugin().fsdp_version == 1
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert FullyShardedDataParallelPlugin().state_dict_type == StateDictType.SHARDED_STATE_DICT
 
 
 @pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])

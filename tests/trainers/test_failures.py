@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from datasets import Dataset
 from safetensors import SafetensorError
 from trl import SFTConfig, SFTTrainer
@@ -134,6 +135,7 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_tak
         path.parent.mkdir(parents=True)
         torch.save({}, path)
         (tmp_path / name / "trainer_state.json").write_text("{}")
+    assert FSDP_MODEL_NAME == "pytorch_model_fsdp"
     plain = sft_trainer(tmp_path / "plain")
     with pytest.raises(UserError, match=r"was saved under FSDP, and this run is undivided: .*fsdp2\.yaml"):
         train(plain, resume_from_checkpoint=str(tmp_path / "fsdp"))

@@ -54,6 +54,7 @@ def check_engine(options: tuple[Any, ...]) -> None:
     if args is None:
         return
     _check_one_engine(args)
+    _check_zero3(args)
     fsdp = _fsdp_of(args)
     if fsdp is not None:
         _check_fsdp(fsdp)
@@ -95,6 +96,17 @@ def _check_one_engine(args: TrainingArguments) -> None:
             raise UserError(
                 f"{option} divides a model over processes, and there is one: drop {option} and start with {_FSDP2}"
             )
+
+
+def _check_zero3(args: TrainingArguments) -> None:
+    plugin = getattr(args, "deepspeed_plugin", None)
+    if plugin is None or plugin.zero_stage != 3:
+        return
+    if not plugin.hf_ds_config.config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save"):
+        raise UserError(
+            "ZeRO-3 as it is set saves no weights that from_pretrained could load: set zero3_save_16bit_model: true, as "
+            "accelerate_configs/zero3.yaml does (in a JSON of DeepSpeed stage3_gather_16bit_weights_on_model_save)"
+        )
 
 
 def _fsdp_of(args: TrainingArguments) -> dict[str, str] | None:

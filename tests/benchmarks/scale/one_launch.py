@@ -174,8 +174,8 @@ def words_of(recipe: str, plan: dict[str, Any]) -> list[str]:
     size = GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", 1)) // (2 if variant == "accumulate" else 1)
     options = {
         "config": ROOT / "recipes" / f"{name}.yaml", "dataset_name": plan["data"][recipe], "save_strategy": "steps",
-        "logging_steps": 1, "on_critical": "stop", "report_to": "none", "disable_tqdm": "true", "per_device_train_batch_size": size,
-        "per_device_eval_batch_size": size, "warmup_steps": 0,
+        "logging_steps": 1, "on_critical": "stop", "report_to": "none", "disable_tqdm": "true",
+        "per_device_train_batch_size": size, "per_device_eval_batch_size": size, "warmup_steps": 0,
         "use_cpu": str(plan["device"] == "cpu").lower(),
     }  # fmt: skip
     return [
