@@ -104,8 +104,8 @@ def _check_zero3(args: TrainingArguments) -> None:
         return
     if not plugin.hf_ds_config.config["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save"):
         raise UserError(
-            "ZeRO-3 as it is set saves no weights that from_pretrained could load: set zero3_save_16bit_model: true, as "
-            "accelerate_configs/zero3.yaml does (in a JSON of DeepSpeed stage3_gather_16bit_weights_on_model_save)"
+            "ZeRO-3 as it is set saves no weights that from_pretrained could load: set zero3_save_16bit_model: true, "
+            "as accelerate_configs/zero3.yaml does (in a JSON of DeepSpeed stage3_gather_16bit_weights_on_model_save)"
         )
 
 
