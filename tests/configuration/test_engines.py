@@ -154,6 +154,7 @@ def test_a_quantized_model_with_an_adapter_of_its_own_passes(tmp_path):
 @pytest.mark.parametrize(("options", "named"), [
     ({"load_in_4bit": True, "dtype": "bfloat16"}, "they are bfloat16 and uint8"),
     ({"load_in_4bit": True, "dtype": "float32", "bnb_4bit_quant_storage": "bfloat16"}, "they are float32 and bfloat16"),
+    ({"load_in_4bit": True, "dtype": "auto"}, "they are auto and uint8"),
     ({"load_in_8bit": True}, "FSDP cannot divide weights of load_in_8bit"),
     ({"load_in_4bit": True, "dtype": "bfloat16", "bnb_4bit_quant_storage": "bfloat16"}, None),
 ])  # fmt: skip

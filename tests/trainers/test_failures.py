@@ -94,7 +94,7 @@ def disk(tmp_path):
 def test_a_full_disk_is_told_and_the_last_good_checkpoint_survives_and_resumes(tmp_path, disk):
     with pytest.raises(UserError) as told:
         train(sft_trainer(disk / "run", save_total_limit=1))
-    assert "failed in step 5: a file could not be written to its end: 0 MB are free in" in str(told.value)
+    assert "failed after step 4: a file could not be written to its end: 0 MB are free in" in str(told.value)
     assert "checkpoint-4 is half written: no resume takes it, delete it" in str(told.value)
     assert f"resume_from_checkpoint: true takes {disk}/run/checkpoint-2" in str(told.value)
     subprocess.run(["mount", "-o", "remount,size=80m", str(disk)], check=True)

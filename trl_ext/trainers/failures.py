@@ -54,7 +54,7 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_HOST_MEMORY in str(error):
         return UserError(f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {how_to_go_on(folder)}")
     if _is_disk_full(error):
-        return UserError(f"{_where(trainer)}: {_disk(folder)} {how_to_go_on(folder)}")
+        return UserError(f"{_where(trainer, saving=True)}: {_disk(folder)} {how_to_go_on(folder)}")
     if _several() and _PEER_GONE.search(str(error)):
         return LostProcessError(f"{_where(trainer)}: {lost_process()} {how_to_go_on(folder)}")
     return None
@@ -67,9 +67,11 @@ def lost_process() -> str:
     )
 
 
-def _where(trainer: Any) -> str:
-    step = getattr(getattr(trainer, "state", None), "global_step", 0) + 1
-    return f"failed in step {step}" + (f", process {os.environ.get('RANK', '0')}" if _several() else "")
+def _where(trainer: Any, saving: bool = False) -> str:
+    done = getattr(getattr(trainer, "state", None), "global_step", 0)
+    return (f"failed after step {done}" if saving else f"failed in step {done + 1}") + (
+        f", process {os.environ.get('RANK', '0')}" if _several() else ""
+    )
 
 
 def _several() -> bool:
