@@ -49,10 +49,10 @@ def check_engine(options: tuple[Any, ...]) -> None:
     """
     args = next((each for each in options if isinstance(each, TrainingArguments)), None)
     model_args = next((each for each in options if isinstance(each, ModelConfig)), None)
+    if args is None:  # nothing is trained
+        return
     if model_args is not None:
         _check_quantized(model_args)
-    if args is None:
-        return
     _check_one_engine(args)
     _check_zero3(args)
     fsdp = _fsdp_of(args)

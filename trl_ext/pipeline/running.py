@@ -1,7 +1,6 @@
 """The pipeline itself: each stage that is not done yet, one after another."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from trl_ext.checkpoints.saved import checkpoints, is_whole
 from trl_ext.errors import UserError
 from trl_ext.pipeline.definition import Pipeline, Stage
 from trl_ext.pipeline.state import PipelineState
@@ -58,10 +58,11 @@ def run_pipeline(
             continue
         if end_left_over(state.stages.get(stage.name, {})):
             say(f"{name} was still running from a pipeline that was killed, and was ended")
-        resume = state.differs(stage) is None and _has_whole_checkpoint(Path(stage.options["output_dir"]))
+        folder = stage.options["output_dir"]
+        resume = state.differs(stage) is None and any(is_whole(path) for path in checkpoints(folder))
         say(f"{name}: " + ("goes on from its newest checkpoint" if resume else state.differs(stage) or "begins anew"))
         if not resume:
-            put_aside(Path(stage.options["output_dir"]), "before")
+            put_aside(Path(folder), "before")
         options = {**stage.options, "resume_from_checkpoint": "true"} if resume else stage.options
         _options_file(pipeline, stage).write_text(dump_yaml(options), encoding="utf-8")
         began = time.monotonic()
@@ -91,12 +92,3 @@ def _run(words: list[str], stage: Stage, state: PipelineState) -> int:
 
 def _options_file(pipeline: Pipeline, stage: Stage) -> Path:
     return Path(pipeline.output_dir, f"{stage.name}.yaml")
-
-
-def _has_whole_checkpoint(folder: Path) -> bool:
-    """`trainer_state.json` is what is saved last."""
-    for path in folder.glob("checkpoint-*/trainer_state.json"):
-        with contextlib.suppress(OSError, ValueError):
-            json.loads(path.read_text(encoding="utf-8"))
-            return True
-    return False

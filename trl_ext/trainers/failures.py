@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from ..checkpoints.saved import checkpoints, how_to_go_on, is_whole
 from ..errors import UserError
-from .saved import checkpoints, how_to_go_on, is_whole
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # safetensors hides the number in a text, torch.save notices by the place it stands at in its file

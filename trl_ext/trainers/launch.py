@@ -4,9 +4,9 @@ import inspect
 from pathlib import Path
 
 from ..callbacks.stopping import TrainingStopped
+from ..checkpoints.saved import checkpoints, newest_whole, refuse_broken, refuse_other_engine
 from ..errors import UserError
 from .failures import telling_failures
-from .saved import checkpoints, newest_whole, refuse_broken, refuse_other_engine
 from .termination import speaking_when_terminated
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..checkpoints.saved import how_to_go_on
 from .failures import LostProcessError, lost_process
-from .saved import how_to_go_on
 
 _SPEAKERS = ("0", "1")  # of a machine: one of them is there, whichever process is gone
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ..checkpoints.naming import step_of
-from ..errors import UserError
+from trl_ext.checkpoints.naming import step_of
+from trl_ext.errors import UserError
 
 _CONFIGURATIONS = {"FSDP": "fsdp2.yaml", "DeepSpeed": "zero2.yaml or zero3.yaml"}
 
