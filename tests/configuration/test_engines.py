@@ -135,10 +135,11 @@ def test_accelerates_own_defaults_are_those_that_are_assumed(monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])
-def test_quantized_weights_train_only_with_an_adapter(option):
-    engines.check_engine((ModelConfig(use_peft=True, **{option: True}),))
+def test_quantized_weights_train_only_with_an_adapter(option, tmp_path):
+    engines.check_engine((training(tmp_path), ModelConfig(use_peft=True, **{option: True})))
     with pytest.raises(UserError, match=f"{option} leaves weights .* set use_peft: true .* or drop {option}"):
-        engines.check_engine((ModelConfig(**{option: True}),))
+        engines.check_engine((training(tmp_path), ModelConfig(**{option: True})))
+    engines.check_engine((ModelConfig(**{option: True}),))  # recipes/compare.py trains nothing
 
 
 def test_a_quantized_model_with_an_adapter_of_its_own_passes(tmp_path):
@@ -146,9 +147,10 @@ def test_a_quantized_model_with_an_adapter_of_its_own_passes(tmp_path):
 
     model = AutoModelForCausalLM.from_pretrained(tiny.resolve(tiny.NAME))
     get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(tmp_path / "adapter")
-    engines.check_engine((ModelConfig(model_name_or_path=str(tmp_path / "adapter"), load_in_4bit=True),))
+    adapter = ModelConfig(model_name_or_path=str(tmp_path / "adapter"), load_in_4bit=True)
+    engines.check_engine((training(tmp_path), adapter))
     with pytest.raises(UserError, match="use_peft"):
-        engines.check_engine((ModelConfig(model_name_or_path=tiny.NAME, load_in_4bit=True),))
+        engines.check_engine((training(tmp_path), ModelConfig(model_name_or_path=tiny.NAME, load_in_4bit=True)))
 
 
 @pytest.mark.parametrize(("options", "named"), [
