@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import torch
+from packaging.version import Version
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -66,6 +67,7 @@ MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 
 STATE_FILE = "reinforce_loo_state.json"  # in a checkpoint: the moving average of rewards, the coefficient of the KL
 SCORED_AT_ONCE = 16_384  # tokens
+_SKIPPED_HEAD_IS_LOST = Version(torch.__version__) < Version("2.13.0")
 
 
 class ReinforceLOOTrainer(EpisodeTrainer):
@@ -212,9 +214,12 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         return result
 
     def _use_plain_logits(self, multimodal: dict, compute_aux_loss: bool) -> bool:
-        """On a CPU TRL's fused LM head has no kernel: it scores the prompt too and computes every logit twice."""
+        """On a CPU TRL's fused LM head has no kernel: it scores the prompt too and computes every logit twice. Under
+        FSDP2 it does not call the head that Accelerate puts into one group with the embeddings: before torch 2.13 their
+        weights are then missing in the next forward ("got mixed torch.Tensor and DTensor")."""
         is_text = not compute_aux_loss and all(value is None for value in multimodal.values())
-        return self.accelerator.device.type == "cpu" and is_text and self._takes_logits_to_keep
+        is_plain = self.accelerator.device.type == "cpu" or (self.is_fsdp_enabled and _SKIPPED_HEAD_IS_LOST)
+        return is_plain and is_text and self._takes_logits_to_keep
 
     def _logps_from_logits(self, model, input_ids, attention_mask, logits_to_keep, batch_size):
         logps, entropies, size = [], [], batch_size or len(input_ids)
