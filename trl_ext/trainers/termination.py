@@ -33,26 +33,31 @@ def speaking_when_terminated(trainer: Any) -> Iterator[None]:
     wake.setblocking(False)
     before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda *_: None)  # without a handler of Python nothing is written to `wake`
-    listener = threading.Thread(target=_listen, args=(awake, trainer), daemon=True)
+    listener = threading.Thread(target=_listen, args=(awake, wake, trainer), daemon=True)
     listener.start()
     try:
         yield
-    except LostProcessError:  # the launcher will end this one any moment, and is told so
+    except LostProcessError:  # the launcher will end this one any moment
+        if (
+            os.environ["LOCAL_RANK"] == "0"
+        ):  # it says so at once, and must not be ended before; others wait in `cli_errors`
+            _stop(before, wake, listener, signal.SIG_IGN)
         raise
     except BaseException:
-        _stop(before, wake, listener)
+        _stop(before, wake, listener, signal.SIG_DFL)
         raise
-    _stop(before, wake, listener)
+    _stop(before, wake, listener, signal.SIG_DFL)
 
 
-def _stop(before: int, wake: socket.socket, listener: threading.Thread) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _stop(before: int, wake: socket.socket, listener: threading.Thread, then: signal.Handlers) -> None:
+    signal.signal(signal.SIGTERM, then)
     signal.set_wakeup_fd(before)
     wake.close()
     listener.join()
 
 
-def _listen(awake: socket.socket, trainer: Any) -> None:
+def _listen(awake: socket.socket, wake: socket.socket, trainer: Any) -> None:
+    """`wake` is only held: it must not be closed where the process lives on after a `LostProcessError`."""
     while numbers := awake.recv(64):  # until `wake` is closed
         if signal.SIGTERM in numbers:
             step = trainer.state.global_step + 1
