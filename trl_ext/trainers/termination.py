@@ -12,6 +12,7 @@ from typing import Any
 from ..checkpoints.saved import how_to_go_on
 from .failures import LostProcessError, lost_process
 
+_LEAVE = 3  # seconds
 _SPEAKERS = ("0", "1")  # of a machine: one of them is there, whichever process is gone
 
 
@@ -42,6 +43,8 @@ def speaking_when_terminated(trainer: Any) -> Iterator[None]:
             os.environ["LOCAL_RANK"] == "0"
         ):  # it says so at once, and must not be ended before; others wait in `cli_errors`
             _stop(before, wake, listener, signal.SIG_IGN)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_LEAVE)  # the end of a process can wait for the others as well
         raise
     except BaseException:
         _stop(before, wake, listener, signal.SIG_DFL)
