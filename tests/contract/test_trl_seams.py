@@ -230,3 +230,12 @@ def test_the_estimate_of_memory_knows_which_trl_keeps_logits(keeps_logits):
     fused = [name for name in dir(grpo_trainer) if "chunked" in name.lower()]
     source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
     assert ("selective_log_softmax" in source) == keeps_logits, fused
+
+
+def test_fsdp2_finishes_a_group_whose_head_was_not_called_from_the_torch_on_that_is_assumed():
+    """`_SKIPPED_HEAD_IS_LOST`: before it TRL's fused LM head leaves embeddings divided in the next forward."""
+    from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+    from trl_ext.trainers.reinforce_loo_trainer import _SKIPPED_HEAD_IS_LOST
+
+    assert hasattr(FSDPState, "_force_complete_incomplete_states") is not _SKIPPED_HEAD_IS_LOST

@@ -1,8 +1,12 @@
 """The log-probabilities the loss is computed from are those of the distribution that sampled."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from trainer_builders import PROMPTS, absolute_policy, loo_trainer, plain_logps, policy
+
+from trl_ext import ReinforceLOOTrainer
 
 PATHS = ["plain", "base"]
 
@@ -72,3 +76,20 @@ def test_both_paths_have_the_same_gradient(tmp_path, monkeypatch):
         gradients.append({k: p.grad for k, p in trainer.model.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "sharded", "old", "plain"),
+    [
+        ("cpu", False, False, True),
+        ("cuda", False, True, False),
+        ("cuda", True, False, False),
+        ("cuda", True, True, True),
+    ],
+)
+def test_logits_are_made_where_the_fused_head_has_no_kernel_or_is_lost(monkeypatch, device, sharded, old, plain):
+    monkeypatch.setattr("trl_ext.trainers.reinforce_loo_trainer._SKIPPED_HEAD_IS_LOST", old)
+    accelerator = SimpleNamespace(device=torch.device(device))
+    trainer = SimpleNamespace(accelerator=accelerator, is_fsdp_enabled=sharded, _takes_logits_to_keep=True)
+    assert ReinforceLOOTrainer._use_plain_logits(trainer, {}, False) is plain
+    assert not ReinforceLOOTrainer._use_plain_logits(trainer, {"pixel_values": torch.ones(1)}, False)
