@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from .attention import ATTENTION
 
@@ -72,6 +73,7 @@ class Twin:
     @torch.no_grad()
     def refresh(self, policy: nn.Module) -> None:
         """Takes the policy's weights as they are now; collective where they are sharded."""
+        _reshard(policy)
         own = dict(self.model.named_parameters())  # tied ones once, by the name of the first
         for name, weight in weights_of(base_of(policy)):
             if name not in own:  # a value function, or the second of two that are tied
@@ -94,6 +96,13 @@ class Twin:
             for key, value in module._parameters.items():
                 if value is parameter:
                     module._parameters[key] = placed
+
+
+def _reshard(policy: nn.Module) -> None:
+    """What FSDP2 left gathered after a forward lies in memory that it frees later: nothing to share."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def base_of(policy: nn.Module) -> Any:
