@@ -1,0 +1,43 @@
+"""The pipelines of this repository: their recipes take the options that are written for them."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_ext.pipeline.definition import read_pipeline
+from trl_ext.strict_yaml import dump_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = [
+    pytest.param(stage, id=f"{file.stem}-{stage.name}")
+    for file in sorted((ROOT / "recipes").glob("pipeline*.yaml"))
+    for stage in read_pipeline(file).stages
+]
+
+
+class Read(Exception):  # noqa: N818 - the options were read
+    pass
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_recipe_reads_the_options_of_its_stage(stage, tmp_path, monkeypatch):
+    name = Path(stage.recipe).stem
+    spec = importlib.util.spec_from_file_location(name, stage.recipe)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)  # a dataclass looks itself up there
+    spec.loader.exec_module(module)
+    parse = module.parse
+
+    def read(*arguments):
+        parse(*arguments)
+        raise Read
+
+    monkeypatch.setattr(module, "parse", read)
+    options = {**stage.options, "output_dir": str(tmp_path)}
+    if name != "compare":
+        options |= {"use_cpu": True, "bf16": False}
+    (tmp_path / "options.yaml").write_text(dump_yaml(options))
+    with pytest.raises(Read):
+        module.main(["--config", str(tmp_path / "options.yaml")])
