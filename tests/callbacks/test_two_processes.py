@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tracker_files import tensorboard_run, wandb_run
 
+from trl_ext.monitor.reading import read_alerts
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,10 +51,15 @@ def test_all_ranks_stop_when_one_sees_the_fault(runs):
     first, second = reports(runs / "monitor")
     assert first["processes"] == 2
     assert (first["step"], second["step"]) == (3, 3)
-    assert (first["alerts"], second["alerts"]) == (0, 1)
+    assert first["alerts"] == second["alerts"] == 1
     assert "Process 1 saw nonfinite_metric: reward is nan" in first["stopped"]
     assert "by on_critical='stop'. nonfinite_metric: reward is nan" in second["stopped"]
-    assert first["heard"] == second["heard"] == 0  # on_alert speaks for the main process, which saw nothing
+    assert (first["heard"], second["heard"]) == (1, 0)  # on_alert speaks for the main process, which was told
+    (alert,) = read_alerts(runs / "monitor" / "trl_ext" / "alerts.jsonl")
+    assert (alert.rule, alert.severity, alert.step) == ("nonfinite_metric", "critical", 3)
+    assert alert.message.startswith("process 1: reward is nan") and alert.advice
+    summary = json.loads((runs / "monitor" / "trl_ext" / "summary.json").read_text())
+    assert summary["alert_counts"]["critical"] == 1 and "Process 1 saw" in summary["stopped"]
     assert checkpoints(runs / "monitor") == ["checkpoint-3"]
     lines = (runs / "monitor" / "trl_ext" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 4  # three steps and the closing log

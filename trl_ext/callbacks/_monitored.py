@@ -17,7 +17,7 @@ from trl_ext.callbacks._options import MonitorOptions
 from trl_ext.callbacks._order import move_before_reporting
 from trl_ext.callbacks._outlets import Outlets
 from trl_ext.callbacks._ppo_view import PPOView
-from trl_ext.callbacks._ranks import largest_over_ranks, text_of_any
+from trl_ext.callbacks._ranks import largest_over_ranks
 from trl_ext.callbacks._reward_failures import checked_rewards, failed_shares, keep_failures
 from trl_ext.callbacks._run import MonitoredRun, is_training_log
 from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
@@ -173,11 +173,10 @@ class MonitoredTraining(TrainerCallback, ExportableState):
         severity = self._run.engine.severity
         worst = largest_over_ranks(-1 if severity is None else severity.rank, args)
         if worst >= Severity.CRITICAL.rank:
-            fault, rank = text_of_any(self._run.critical_fault(), args)
+            alert, rank = self._run.share_critical(args)
             where = f"Process {rank} saw " if rank != args.process_index else ""
-            self._run.stopped = (
-                f"stopped at step {state.global_step} by on_critical='stop'. {where}{fault or 'a critical fault'}"
-            )
+            fault = f"{alert.rule}: {alert.message}" if alert is not None else "a critical fault"
+            self._run.stopped = f"stopped at step {state.global_step} by on_critical='stop'. {where}{fault}"
             self._stop.take(self._run.stopped)
             logger.error("Saving a checkpoint, then stopping: %s", self._stop.taken)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 
-_TEXT = 2000  # bytes
+_TEXT = 4000  # bytes
 
 
 def largest_over_ranks(value: int, args: TrainingArguments) -> int:
@@ -31,7 +31,7 @@ def from_main_process(value: float | None, args: TrainingArguments) -> float | N
 
 
 def text_of_any(text: str | None, args: TrainingArguments) -> tuple[str | None, int]:
-    """The first 2,000 bytes of the `text` of the first process that has one, and its rank; `None` where none has."""
+    """The first 4,000 bytes of the `text` of the first process that has one, and its rank; `None` where none has."""
     if not _several():
         return text, 0
     world = dist.get_world_size()

@@ -4,12 +4,16 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from transformers import TrainingArguments
 
 from trl_ext.callbacks._alert_log import log_alert
 from trl_ext.callbacks._history import MetricsHistory
 from trl_ext.callbacks._ppo_view import PPOView
+from trl_ext.callbacks._ranks import text_of_any
 from trl_ext.callbacks._system_metrics import SystemMetrics
 from trl_ext.callbacks._trackers import Trackers
 from trl_ext.monitor.alerts import Alert, Severity
@@ -20,6 +24,7 @@ from trl_ext.monitor.strict_json import to_strict_json
 
 logger = logging.getLogger("trl_ext.monitor")
 
+_SHARED = 1000  # characters of a message, or an advice, that other processes are told
 SUMMARIZED_AT_ONCE = 100  # news; a run with more waits for its next checkpoint, since the summary holds all alerts
 
 
@@ -141,10 +146,21 @@ class MonitoredRun:
         if not again:
             self._trackers.alert(alert)
 
-    def critical_fault(self) -> str | None:
-        """What is critical now, in this process."""
-        critical = [alert for alert in self.engine.open_alerts if alert.severity is Severity.CRITICAL]
-        return f"{critical[0].rule}: {critical[0].message}" if critical else None
+    def share_critical(self, args: TrainingArguments) -> tuple[Alert | None, int]:
+        """What is critical now in any process, and in which; a collective. Those that did not see it take it over:
+        files and screen are the main process's, and the reason of a stop stands there."""
+        own = next((alert for alert in self.engine.open_alerts if alert.severity is Severity.CRITICAL), None)
+        text, rank = text_of_any(None if own is None else _as_text(own), args)
+        if rank == args.process_index or text is None:
+            return own, rank
+        try:
+            found = Alert.from_dict(json.loads(text))
+        except (ValueError, KeyError):  # of letters that take too much room
+            return None, rank
+        seen = replace(found, message=f"process {rank}: {found.message}")
+        if self.engine.adopt(seen):
+            self._tell([seen])
+        return found, rank
 
     def conclude(self) -> None:
         """At the end of training: what the user named and never came. Logged once, and in the summary."""
@@ -206,6 +222,12 @@ class MonitoredRun:
         if self._view is not None and "view" in state:
             self._view.load_state_dict(state["view"])
         self._count_open()
+
+
+def _as_text(alert: Alert) -> str:
+    """As much of it as the others need."""
+    short = replace(alert, message=alert.message[:_SHARED], advice=alert.advice[:_SHARED], evidence={})
+    return to_strict_json(short.to_dict())
 
 
 def is_training_log(keys: tuple[Any, ...]) -> bool:

@@ -58,6 +58,15 @@ class AlertBook:
         self._closed_at[rule.name] = logs
         return self.open.pop(rule.name)
 
+    def adopt(self, alert: Alert) -> bool:
+        """Opens an alert that another process found; False where its rule has one open here already."""
+        if alert.rule in self.open:
+            return False
+        self.open[alert.rule] = self._latest[alert.rule] = alert
+        self._healthy_logs[alert.rule] = 0
+        self._alerts.append(alert)
+        return True
+
     def _explained(self, rule: Rule, step: int, found: Finding) -> bool:
         """Whether the alert of a cause, open at that step, says it already."""
         causes = (self._latest[cause] for cause in rule.explained_by if cause in self._latest)
