@@ -23,7 +23,7 @@ from rich.text import Text
 from trl import ModelConfig, maybe_apply_chat_template
 
 from trl_ext import UserError, check_reward_funcs, load_reward_funcs
-from trl_ext.configuration import building, cli_errors, load_policy_and_tokenizer, parse
+from trl_ext.configuration import building, check_template, cli_errors, load_policy_and_tokenizer, parse
 from trl_ext.data import REVIEWS, load_prompts
 from trl_ext.functional import token_log_probs
 from trl_ext.reporting.replay_table import plain_console
@@ -146,6 +146,7 @@ def compare(script_args: ScriptArguments, model_args: ModelConfig, rows: list[di
     state, found, reference = PartialState(), {}, None
     for name in script_args.policies:
         model, tokenizer = load_policy_and_tokenizer(dataclasses.replace(model_args, model_name_or_path=name))
+        check_template(tokenizer, rows)
         model = model.to(state.device).eval()
         reference = model if reference is None else reference
         set_seed(script_args.seed + state.process_index)
@@ -243,10 +244,15 @@ def main(args: list[str] | None = None) -> None:
         return
     summaries = {policy: summary_of(completed, judge) for policy, completed in found.items()}
     console = plain_console()
-    console.print(table_of(summaries, judge))
-    console.print(samples_of(found, rows, judge, script_args.num_samples))
+    with console.capture() as capture:
+        console.print(table_of(summaries, judge))
+        console.print(samples_of(found, rows, judge, script_args.num_samples))
+    print(capture.get(), end="")
     if script_args.output_dir is not None:
         write(Path(script_args.output_dir), summaries, found, rows, judge)
+        (Path(script_args.output_dir) / "comparison.txt").write_text(
+            Text.from_ansi(capture.get()).plain, encoding="utf-8"
+        )
         print(f"saved: {script_args.output_dir}")
 
 

@@ -24,6 +24,7 @@ from trl_ext import (
 from trl_ext.configuration import (
     RLScriptArguments,
     building,
+    check_template,
     cli_errors,
     load_policy_and_tokenizer,
     load_value_model,
@@ -63,6 +64,7 @@ def main(args: list[str] | None = None) -> None:
             rescore_every=script_args.rescore_every,
         )
         model, tokenizer = load_policy_and_tokenizer(model_args, getattr(training_args, "trust_remote_code", False))
+        check_template(tokenizer, dataset)
         value_model = load_value_model(script_args.value_model_name_or_path, model_args, tokenizer)
         monitor = PPOMonitoringCallback(on_critical=script_args.on_critical)
         checkpoints = CheckpointHealthCallback(on_critical=script_args.on_critical)

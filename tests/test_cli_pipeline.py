@@ -5,10 +5,12 @@ The stages are a script that writes down its options and what it found in the fo
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import psutil
@@ -37,6 +39,12 @@ found = json.loads(Path(options["start"], "made.json").read_text()) if "start" i
 (folder / "made.json").write_text(json.dumps([*found, {k: v for k, v in options.items() if k != "output_dir"}]))
 with open("runs.txt", "a") as file:
     file.write(folder.name + "\\n")
+"""
+
+WRITES = """
+for name, content in options.get("files", {}).items():
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(content)
 """
 
 
@@ -164,6 +172,10 @@ def test_a_stage_is_launched_by_accelerate_where_a_configuration_is_named(here):
          "{aa} is no stage before this one, did you mean a?"),
         ({"stages": [{"name": "b", "recipe": "step", "options": {"start": "{b}"}}]}, "{b} is no stage before this one"),
         ({"accelerate_config": "no.yaml"}, "accelerate_config: there is no file no.yaml"),
+        ({"stages": [{"name": "a", "recipe": "step", "options": {"run": date(2024, 1, 1)}}]},
+         "options: run: 2024-01-01 is a date: put it in quotes"),
+        ({"stages": [{"name": "a", "recipe": "step", "options": {"start": {"sft": None}}}]},
+         "options: start is a mapping without values: for the folder of a stage write '{sft}'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_runs(here, change, expected, capsys):
@@ -173,6 +185,58 @@ def test_bad_input_is_one_line_and_nothing_runs(here, change, expected, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trl-ext: error: p.yaml: ") and expected in line
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("content", [
+    "{", "[]", '{"stages": []}', '{"stages": {"a": {}}}', '{"stages": {"a": 5}}',
+    '{"stages": {"a": {"recipe": "step.py", "options": 5, "from": {}}}}',
+])  # fmt: skip
+def test_a_broken_state_is_one_line(here, content, capsys):
+    Path("out").mkdir()
+    Path("out/pipeline.json").write_text(content)
+    assert main(["pipeline", write(FIRST), "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "out/pipeline.json" in line and "remove it, and every stage runs again" in line
+
+
+def test_options_that_a_recipe_of_ours_refuses_are_told_before_anything_runs(here, capsys):
+    recipe = str(ROOT / "recipes" / "reward.py")
+    second = {"name": "reward", "recipe": recipe, "options": {"lerning_rate": 1, "output": "x"}}
+    assert main(["pipeline", write(FIRST, second)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "trl-ext: error: stage reward: options: unknown option 'lerning_rate'; did you mean learning_rate?"
+    assert ran() == []
+    no_engine = str(ROOT / "recipes" / "sft.yaml")
+    assert main(["pipeline", write(FIRST), "--accelerate_config", no_engine]) == 2
+    assert "is no configuration of Accelerate" in capsys.readouterr().err
+    assert main(["pipeline", write(FIRST), "--num_processes", "0"]) == 2
+    assert "--num_processes must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_stage_ends_with_its_pipeline_and_not_under_nohup(here, number):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    file = write({"name": "b", "options": {"sleep": 60}})
+    for nohup in ([], ["nohup"]) if number == signal.SIGHUP else ([],):
+        process = subprocess.Popen([*nohup, sys.executable, "-m", "trl_ext.cli", "pipeline", file], env=environment)
+        stage = _number("pid")
+        process.send_signal(number)
+        if nohup:
+            time.sleep(1)
+            assert process.poll() is None and psutil.pid_exists(stage)
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+        assert not psutil.pid_exists(stage)
+        Path("pid").unlink()
+        shutil.rmtree("out")
+
+
+def test_what_was_compared_is_shown_again(here, capsys):
+    stage = {"name": "compare", "options": {"files": {"comparison.txt": "the table", "comparison.json": '{"p": {}}'}}}
+    Path("step.py").write_text(RECIPE + WRITES)
+    for _ in range(2):
+        assert main(["pipeline", write(stage)]) == 0
+    assert capsys.readouterr().out.count("the table\n") == 1
 
 
 def test_two_at_a_time_in_one_folder_are_refused(here, capsys):
@@ -195,10 +259,7 @@ def test_the_repositorys_own_pipeline_names_recipes_options_and_stages_that_exis
 
 
 def test_the_table_tells_what_each_kind_of_stage_came_to(here, capsys):
-    Path("step.py").write_text(
-        RECIPE + "\nfor name, content in options.get('files', {}).items():\n"
-        "    (folder / name).parent.mkdir(exist_ok=True)\n    (folder / name).write_text(content)\n"
-    )
+    Path("step.py").write_text(RECIPE + WRITES)
     log = [{"step": 0, "eval_loss": 4.0}, {"step": 9, "loss": 3.1}]
     reward = [
         {"step": i, "objective/scores": i / 10, "reward_reliability/gold": -i, "objective/kl": 2.0} for i in range(11)

@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors import SafetensorError
 from trl import SFTConfig, SFTTrainer
 
@@ -35,14 +38,14 @@ class Fails(SFTTrainer):
         return super().training_step(*args, **kwargs)
 
 
-def sft_trainer(folder, **options):
+def sft_trainer(folder, peft_config=None, **options):
     options = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 2, "max_length": 16, **options}
     args = SFTConfig(
         str(folder), logging_steps=1, report_to="none", bf16=False, use_cpu=True, gradient_checkpointing=False,
         disable_tqdm=True, model_init_kwargs={"dtype": "float32"}, **options,
     )  # fmt: skip
     data = Dataset.from_dict({"text": ["a good film", "a bad film", "no film at all", "films"] * 4})
-    return Fails(tiny.resolve(tiny.NAME), args, train_dataset=data)
+    return Fails(tiny.resolve(tiny.NAME), args, train_dataset=data, peft_config=peft_config)
 
 
 def losses(trainer):
@@ -60,8 +63,9 @@ def test_a_step_without_memory_is_told_with_what_to_lower_and_goes_on_from_the_c
     assert str(told.value) == (
         "failed in step 4: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of "
         "which 1.20 GiB is free. Lower per_device_train_batch_size (now 2; raise gradient_accumulation_steps in turn), "
-        "max_length (now 16); or take gradient_checkpointing: true, use_peft: true, several GPUs with "
-        f"accelerate_configs/fsdp2.yaml. To go on: resume_from_checkpoint: true takes {tmp_path}/checkpoint-2."
+        "max_length (now 16); or take gradient_checkpointing: true. use_peft: true or several GPUs with "
+        "accelerate_configs/fsdp2.yaml would begin anew from the weights. To go on: resume_from_checkpoint: true takes "
+        f"{tmp_path}/checkpoint-2."
     )
     resumed = sft_trainer(tmp_path)
     train(resumed, resume_from_checkpoint="true")
@@ -130,17 +134,39 @@ def test_an_unknown_error_passes_as_it_is(error, monkeypatch):
 
 
 def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_take(tmp_path):
-    for name, file in (("fsdp", "pytorch_model_fsdp.bin"), ("zero", "global_step2/zero_pp_rank_0_optim_states.pt")):
+    files = [
+        ("fsdp", "pytorch_model_fsdp.bin"), ("zero2", "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        ("zero2", "global_step2/mp_rank_00_model_states.pt"),
+        ("zero3", "global_step2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        ("zero3", "global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt"),
+    ]  # fmt: skip
+    for name, file in files:
         path = tmp_path / name / file
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({}, path)
         (tmp_path / name / "trainer_state.json").write_text("{}")
     assert FSDP_MODEL_NAME == "pytorch_model_fsdp"
     plain = sft_trainer(tmp_path / "plain")
     with pytest.raises(UserError, match=r"was saved under FSDP, and this run is undivided: .*fsdp2\.yaml"):
         train(plain, resume_from_checkpoint=str(tmp_path / "fsdp"))
-    with pytest.raises(UserError, match=r"under DeepSpeed, .*zero2\.yaml or zero3\.yaml"):
-        train(plain, resume_from_checkpoint=str(tmp_path / "zero"))
+    for stage in (2, 3):
+        with pytest.raises(UserError, match=rf"under ZeRO-{stage}, .*zero{stage}\.yaml"):
+            train(plain, resume_from_checkpoint=str(tmp_path / f"zero{stage}"))
+    divided = sft_trainer(tmp_path / "divided")
+    divided.is_deepspeed_enabled = True
+    divided.accelerator.state.deepspeed_plugins = {"default": SimpleNamespace(zero_stage=2, selected=True)}
+    divided.accelerator.state.distributed_type = DistributedType.DEEPSPEED
+    try:
+        with pytest.raises(UserError, match=r"under ZeRO-3, and this run is one of ZeRO-2: .*zero3\.yaml"):
+            train(divided, resume_from_checkpoint=str(tmp_path / "zero3"))
+        other = tmp_path / "zero2" / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        torch.save({}, other)
+        with pytest.raises(
+            UserError, match="by 2 processes, and ZeRO resumes on the same number alone: set --num_proc"
+        ):
+            train(divided, resume_from_checkpoint=str(tmp_path / "zero2"))
+    finally:
+        AcceleratorState._reset_state(True)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "trainer_state.json").write_text("{}")
     plain.is_fsdp_enabled = True
@@ -201,3 +227,17 @@ def test_a_killed_process_ends_the_others_at_once_with_a_line_and_the_run_resume
     newest = int(line.rpartition("checkpoint-")[2].rstrip("."))
     state = json.loads((folder / f"checkpoint-{newest}" / "trainer_state.json").read_text())
     assert [row["step"] for row in state["log_history"] if "loss" in row] == list(range(1, newest + 1))
+
+
+def test_a_checkpoint_of_an_adapter_and_a_run_without_one_are_told_apart_and_the_other_way_round(tmp_path):
+    train(sft_trainer(tmp_path / "whole"))
+    adapted = sft_trainer(tmp_path / "adapter", peft_config=LoraConfig(target_modules="all-linear"))
+    train(adapted)
+    again = sft_trainer(tmp_path / "adapter", peft_config=LoraConfig(target_modules="all-linear"))
+    with pytest.raises(
+        UserError, match="of a whole model, and this run trains an adapter: drop use_peft, or begin anew"
+    ):
+        train(again, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    with pytest.raises(UserError, match="of an adapter, and this run trains all weights: set use_peft: true"):
+        train(sft_trainer(tmp_path / "x"), resume_from_checkpoint=str(tmp_path / "adapter" / "checkpoint-2"))
+    train(again, resume_from_checkpoint=True)

@@ -1,6 +1,7 @@
 """Checkpoints in a folder: which one a run can go on from, and why another cannot be taken."""
 
 import json
+import logging
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from trl_ext.checkpoints.naming import step_of
 from trl_ext.errors import UserError
 
-_CONFIGURATIONS = {"FSDP": "fsdp2.yaml", "DeepSpeed": "zero2.yaml or zero3.yaml"}
+logger = logging.getLogger(__name__)
+
+_CONFIGURATIONS = {"FSDP": "fsdp2.yaml", "ZeRO-2": "zero2.yaml", "ZeRO-3": "zero3.yaml"}
 
 
 def checkpoints(folder: str) -> list[Path]:
@@ -25,15 +28,23 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def newest_whole(folder: str) -> str:
-    """The newest checkpoint that was saved to its end.
+    """The newest checkpoint that was saved to its end and has no broken file; of those passed over it warns.
 
     Raises:
         UserError: there is none.
     """
-    whole = [path for path in checkpoints(folder) if is_whole(path)]
-    if not whole:
-        raise UserError(f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint.")
-    return str(whole[-1])
+    broken: list[str] = []
+    for path in reversed([path for path in checkpoints(folder) if is_whole(path)]):
+        try:
+            refuse_broken(path)
+        except UserError as error:
+            broken.append(str(error))
+            continue
+        for each in broken:
+            logger.warning("%s. Taking %s.", each.partition(":")[0], path)
+        return str(path)
+    none = f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint."
+    raise UserError(broken[0] if broken else none)
 
 
 def how_to_go_on(folder: str) -> str:
@@ -59,16 +70,48 @@ def refuse_broken(checkpoint: Path) -> None:
 
 def refuse_other_engine(checkpoint: Path, trainer: Any) -> None:
     """States of the optimizer are saved in the form of the engine that divided them, and loaded by it alone."""
-    saved = "FSDP" if any(checkpoint.glob("pytorch_model_fsdp*")) else None
-    saved = "DeepSpeed" if any(checkpoint.glob("global_step*/*_states.pt")) else saved
+    saved, parts = _engine_of(checkpoint)
     own = "FSDP" if getattr(trainer, "is_fsdp_enabled", False) else None
-    own = "DeepSpeed" if getattr(trainer, "is_deepspeed_enabled", False) else own
-    if saved == own or not is_whole(checkpoint):
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        own = "ZeRO-3" if trainer.accelerator.state.deepspeed_plugin.zero_stage == 3 else "ZeRO-2"
+    if not is_whole(checkpoint):
+        return
+    if saved == own:
+        if parts and parts != trainer.args.world_size:
+            raise UserError(
+                f"{checkpoint} was saved by {parts} processes, and ZeRO resumes on the same number alone: set "
+                f"--num_processes {parts}, or begin anew from its weights (model_name_or_path: {checkpoint})"
+            )
         return
     start = f"with accelerate_configs/{_CONFIGURATIONS[saved]}" if saved else "without FSDP and DeepSpeed"
     raise UserError(
         f"{checkpoint} was saved {f'under {saved}' if saved else 'by an undivided run'}, and this run "
         f"{f'is one of {own}' if own else 'is undivided'}: start it {start}, or begin anew from its weights "
+        f"(model_name_or_path: {checkpoint})"
+    )
+
+
+def _engine_of(checkpoint: Path) -> tuple[str | None, int]:
+    """What divided it, and under ZeRO into how many parts."""
+    parts = len(list(checkpoint.glob("global_step*/*_optim_states.pt")))
+    if parts:
+        divided = any(checkpoint.glob("global_step*/zero_pp_rank_*_model_states.pt"))
+        return ("ZeRO-3" if divided else "ZeRO-2"), parts
+    return ("FSDP" if any(checkpoint.glob("pytorch_model_fsdp*")) else None), 0
+
+
+def refuse_other_form(checkpoint: Path, trainer: Any) -> None:
+    """An adapter's optimizer knows other weights than a whole model's."""
+    trained = (
+        getattr(trainer, "accelerator", trainer).unwrap_model(trainer.model) if hasattr(trainer, "model") else None
+    )
+    adapts, is_adapter = hasattr(trained, "peft_config"), (checkpoint / "adapter_config.json").exists()
+    if adapts == is_adapter or not is_whole(checkpoint):
+        return
+    has, trains = ("an adapter", "all weights") if is_adapter else ("a whole model", "an adapter")
+    change = "set use_peft: true" if is_adapter else "drop use_peft"
+    raise UserError(
+        f"{checkpoint} is of {has}, and this run trains {trains}: {change}, or begin anew from its weights "
         f"(model_name_or_path: {checkpoint})"
     )
 

@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import signal
 import sys
 
 INTERRUPTED = 130
@@ -29,11 +28,13 @@ def _pipeline(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from trl_ext.errors import UserError
+    from trl_ext.pipeline.checking import check_stages
     from trl_ext.pipeline.definition import read_pipeline
     from trl_ext.pipeline.results import results_table
     from trl_ext.pipeline.running import command_of, planned, run_pipeline
     from trl_ext.pipeline.state import PipelineState
     from trl_ext.reporting.replay_table import plain_console
+    from trl_ext.sweep.jobs import interrupt_on_signals
 
     pipeline = read_pipeline(options.file, options.output_dir)
     if options.accelerate_config is not None:
@@ -41,21 +42,27 @@ def _pipeline(options: argparse.Namespace) -> int:
             raise UserError(f"--accelerate_config: there is no file {options.accelerate_config}")
         stages = [replace(stage, accelerate_config=None) for stage in pipeline.stages]
         pipeline = replace(pipeline, stages=stages, accelerate_config=options.accelerate_config)
+    if options.num_processes is not None and options.num_processes < 1:
+        raise UserError(f"--num_processes must be at least 1, not {options.num_processes}")
     state = PipelineState(pipeline, look_only=options.dry_run)
     try:
+        check_stages(pipeline, [stage for stage, why in planned(pipeline, state) if why])
         if options.dry_run:
             for stage, why in planned(pipeline, state):
                 print(f"{stage.name}: {why or 'done'}")
                 if why:
                     print(f"    {shlex.join(command_of(pipeline, stage, options.num_processes))}")
             return 0
-        # Slurm, `timeout` and `kill` ask in this way: the stage that runs must end with its pipeline
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        interrupt_on_signals()
         try:
-            run_pipeline(pipeline, state, _say, options.num_processes)
+            ran = run_pipeline(pipeline, state, _say, options.num_processes)
         except KeyboardInterrupt:
             print("trl-ext: ended; the same command goes on from here", file=sys.stderr)
             return INTERRUPTED
+        for stage in pipeline.stages:  # what compare.py has printed, where it has not just done so
+            path = Path(stage.options["output_dir"], "comparison.txt")
+            if stage.name not in ran and path.is_file():
+                print(path.read_text(encoding="utf-8"))
         plain_console().print(results_table(pipeline, state))
         return 0
     finally:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import shlex
-import signal
 import sys
 
 NO_VALUE, INTERRUPTED = 1, 130
@@ -27,14 +26,14 @@ def add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
 
 def _sweep(options: argparse.Namespace) -> int:
     from trl_ext.sweep.definition import read_sweep
+    from trl_ext.sweep.jobs import interrupt_on_signals
     from trl_ext.sweep.results import results_json, results_text
     from trl_ext.sweep.running import planned, run_sweep
 
     sweep = read_sweep(options.file)
     if options.dry_run:
         return _list(planned(sweep), sweep.method, options.json)
-    # Slurm, `timeout` and `kill` ask in this way: the job that runs must end with its sweep
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_signals()
     try:
         results = run_sweep(sweep, lambda line: print(f"trl-ext: {line}", file=sys.stderr, flush=True))
     except KeyboardInterrupt:

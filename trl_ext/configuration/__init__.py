@@ -15,6 +15,7 @@ _HOME = {
     "PreferenceArguments": "arguments",
     "RLScriptArguments": "arguments",
     "building": "mistakes",
+    "check_template": "models",
     "cli_errors": "mistakes",
     "derived_numbers": "derived",
     "from_json": "saving",

@@ -5,6 +5,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl import get_quantization_config
 
+from ..errors import UserError
 from .mistakes import model_path
 
 
@@ -16,17 +17,34 @@ def load_policy_and_tokenizer(model_args, trust_remote_code: bool = False):
     """
     name = model_path(model_args.model_name_or_path, model_args.model_revision)
     options = {"revision": model_args.model_revision, "trust_remote_code": trust_remote_code}
+    quantization = get_quantization_config(model_args)
     model = AutoModelForCausalLM.from_pretrained(
         name,
         dtype=model_args.dtype,
         attn_implementation=model_args.attn_implementation,
-        quantization_config=get_quantization_config(model_args),
+        # `None` would take the place of what a model says that is stored in 4 or 8 bits
+        **({} if quantization is None else {"quantization_config": quantization}),
         **options,
     )
     tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def check_template(tokenizer: Any, prompts: Any) -> None:
+    """Before training, where messages could not be written as text.
+
+    Args:
+        prompts: a dataset with the column `prompt`.
+    Raises:
+        UserError: the prompts are messages, and the tokenizer has no chat template.
+    """
+    if isinstance(prompts[0]["prompt"], list) and not tokenizer.chat_template:
+        raise UserError(
+            f"the prompts are messages, and the tokenizer of {tokenizer.name_or_path!r} has no chat template: take a "
+            "model that has one (chat_template.jinja in its folder), or prompts of text"
+        )
 
 
 def init_kwargs(training_args: Any, model_args: Any) -> dict[str, Any]:

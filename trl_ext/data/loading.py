@@ -135,7 +135,7 @@ def _read(name: str, split: str, config: str | None) -> Dataset:
 def _explain(name: str, split: str, error: Exception) -> str:
     cause = " ".join(str(error.__cause__ or error).split())[:300]
     if cause.startswith("Unknown split"):
-        return f"no split {split!r} in dataset {name!r}: {cause}"
+        return f"no split {split!r} in dataset {name!r}: {cause} (dataset_train_split, dataset_test_split)"
     if isinstance(error, FileNotFoundError | ConnectionError) and not Path(name).exists():
         return f"no dataset {name!r}: neither a local file or folder nor a reachable hub dataset has that name"
     if cause.endswith("corresponds to no data!"):

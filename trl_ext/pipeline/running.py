@@ -40,8 +40,8 @@ def planned(pipeline: Pipeline, state: PipelineState) -> list[tuple[Stage, str |
 
 def run_pipeline(
     pipeline: Pipeline, state: PipelineState, say: Callable[[str], None], num_processes: int | None = None
-) -> None:
-    """Runs what is not done, and stops at the first stage that fails.
+) -> list[str]:
+    """Runs what is not done, and stops at the first stage that fails. Returns the names of what it ran.
 
     A stage that was cut short goes on from its newest checkpoint where it saved one, and begins anew where not. What a
     folder held of other options is kept beside it. Ctrl-C ends the stage that runs, and passes on.
@@ -51,6 +51,7 @@ def run_pipeline(
     Raises:
         UserError: a stage failed; what came before it is kept.
     """
+    ran: list[str] = []
     for number, stage in enumerate(pipeline.stages, 1):
         name = f"stage {number} of {len(pipeline.stages)}, {stage.name}"
         if state.is_done(stage):
@@ -74,7 +75,9 @@ def run_pipeline(
                 "the same command again: what is done is kept"
             )
         state.end(stage, time.time(), seconds)
+        ran.append(stage.name)
         say(f"{name}: {seconds:.0f} seconds")
+    return ran
 
 
 def _run(words: list[str], stage: Stage, state: PipelineState) -> int:

@@ -46,8 +46,9 @@ class PipelineState:
         self._set(stage, {**self.made_of(stage), **facts})
 
     def end(self, stage: Stage, ended: float, seconds: float) -> None:
-        """It is done."""
-        self._set(stage, {**self.made_of(stage), "ended": ended, "seconds": round(seconds, 1)})
+        """It is done; which files it left is kept, since without one of them it has to run again."""
+        made = sorted(path.name for path in Path(stage.options["output_dir"]).glob("*") if path.is_file())
+        self._set(stage, {**self.made_of(stage), "ended": ended, "seconds": round(seconds, 1), "made": made})
 
     def made_of(self, stage: Stage) -> dict[str, Any]:
         """What decides whether a stage has to run again."""
@@ -59,8 +60,12 @@ class PipelineState:
         was, now = self.stages.get(stage.name), self.made_of(stage)
         if was is None:
             return "it has not run"
-        if not any(Path(stage.options["output_dir"]).glob("*")):
-            return f"there is nothing in {stage.options['output_dir']}"
+        folder = Path(stage.options["output_dir"])
+        if not any(folder.glob("*")):
+            return f"there is nothing in {folder}"
+        gone = [name for name in was.get("made", []) if not (folder / name).exists()]
+        if gone:
+            return f"{folder / gone[0]} is gone"
         changed = [name for name in {**now["options"], **was["options"]}
                    if now["options"].get(name) != was["options"].get(name)]  # fmt: skip
         if changed or now["recipe"] != was["recipe"]:
@@ -88,11 +93,25 @@ def read_state(folder: Path) -> dict[str, dict[str, Any]]:
     """
     path = folder / STATE_FILE
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["stages"])
+        stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: remove it, and every stage runs again") from error
+    if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
+        raise UserError(f"{path} holds no state of a pipeline: remove it, and every stage runs again")
+    return stages
+
+
+def _is_stage(facts: Any) -> bool:
+    return (
+        isinstance(facts, dict)
+        and isinstance(facts.get("recipe"), str)
+        and isinstance(facts.get("options"), dict)
+        and isinstance(facts.get("from"), dict)
+        and isinstance(facts.get("made", []), list)
+        and all(isinstance(facts.get(name, 0.0), int | float) for name in ("ended", "seconds"))
+    )
 
 
 def _cannot_write(path: Path, error: OSError) -> None:

@@ -122,8 +122,27 @@ def put_aside(folder: Path, mark: str = "cut-short") -> None:
         folder.rename(folder.with_name(f"{folder.name}.{mark}-{number}"))
 
 
+def interrupt_on_signals() -> None:
+    """What runs must end with us: so ask Slurm, `timeout`, `kill`, and a terminal that is closed (not under nohup)."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # not on Windows
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+
+
 def end_group(process: subprocess.Popen) -> None:
-    """The process, if it runs, and whatever it started that still does."""
+    """The process, if it runs, and whatever it started that still does; an impatient second Ctrl-C waits for that."""
+    before = None
+    with contextlib.suppress(ValueError):  # only the main thread may
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _end_group(process)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _end_group(process: subprocess.Popen) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

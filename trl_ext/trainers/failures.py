@@ -54,7 +54,8 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_HOST_MEMORY in str(error):
         return UserError(f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {how_to_go_on(folder)}")
     if _is_disk_full(error):
-        return UserError(f"{_where(trainer, saving=True)}: {_disk(folder)} {how_to_go_on(folder)}")
+        disk = _disk(folder, getattr(args, "save_total_limit", None))
+        return UserError(f"{_where(trainer, saving=True)}: {disk} {how_to_go_on(folder)}")
     if _several() and _PEER_GONE.search(str(error)):
         return LostProcessError(f"{_where(trainer)}: {lost_process()} {how_to_go_on(folder)}")
     return None
@@ -62,8 +63,8 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
 
 def lost_process() -> str:
     return (
-        "another process of this run is gone. What ended it stands above; with exit code -9 it was killed, by hand or "
-        "by the kernel because the machine's memory was full (dmesg)."
+        "another process of this run is gone. What ended it stands in the log; with exit code -9 it was killed, by "
+        "hand or by the kernel because the machine's memory was full (dmesg)."
     )
 
 
@@ -94,14 +95,15 @@ def _advice(trainer: Any) -> str:
         options.append(f"per_device_train_batch_size (now {size}; raise gradient_accumulation_steps in turn)")
     options += [f"{name} (now {getattr(args, name)})" for name in _LENGTHS if getattr(args, name, None)][:1]
     lower = f"Lower {', '.join(options)}" if options else ""
-    take = []
     if not getattr(args, "gradient_checkpointing", True):
-        take.append("gradient_checkpointing: true")
+        lower += ("; or take " if lower else "Take ") + "gradient_checkpointing: true"
+    take = []
     if not hasattr(getattr(trainer, "model", None), "peft_config"):
         take.append("use_peft: true")
     if not (getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False)):
         take.append("several GPUs with accelerate_configs/fsdp2.yaml")
-    return "; or take ".join(filter(None, (lower, ", ".join(take)))) + "."
+    anew = f"{' or '.join(take)} would begin anew from the weights." if take else ""
+    return " ".join(filter(None, (lower and f"{lower}.", anew)))
 
 
 def _is_disk_full(error: BaseException) -> bool:
@@ -112,7 +114,7 @@ def _is_disk_full(error: BaseException) -> bool:
     )
 
 
-def _disk(folder: str) -> str:
+def _disk(folder: str, save_total_limit: int | None) -> str:
     there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
     text = (
         f"a file could not be written to its end: {shutil.disk_usage(there).free / 1e6:,.0f} MB are free in {folder}."
@@ -120,4 +122,5 @@ def _disk(folder: str) -> str:
     half = [path.name for path in checkpoints(folder) if not is_whole(path)]
     if half:
         text += f" {half[-1]} is half written: no resume takes it, delete it."
-    return f"{text} Make room, or set save_total_limit (older checkpoints go once a new one is whole)."
+    limit = "lower" if save_total_limit else "set"
+    return f"{text} Make room, or {limit} save_total_limit (older checkpoints go once a new one is whole)."

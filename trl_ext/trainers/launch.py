@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 from ..callbacks.stopping import TrainingStopped
-from ..checkpoints.saved import checkpoints, newest_whole, refuse_broken, refuse_other_engine
+from ..checkpoints.saved import checkpoints, newest_whole, refuse_broken, refuse_other_engine, refuse_other_form
 from ..errors import UserError
 from .failures import telling_failures
 from .termination import speaking_when_terminated
@@ -37,6 +37,7 @@ def train(trainer, **kwargs):
     if isinstance(checkpoint, str):
         refuse_broken(Path(checkpoint))
         refuse_other_engine(Path(checkpoint), trainer)
+        refuse_other_form(Path(checkpoint), trainer)
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
