@@ -279,7 +279,10 @@ def worker(case: str, dtype: str, options: argparse.Namespace) -> dict | None:
     words = [python, "-W", "ignore", __file__, "--worker", case, "--dtype", dtype]
     for name in ("samples", "prompt", "response", "micro_batch", "steps", "shape"):
         words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    done = subprocess.run([*words, *(["--profile"] if options.profile else [])], capture_output=True, text=True)
+    # of TRL 1.12's PPO alone: it reads Accelerate's precision and not the option `bf16`
+    environment = {**os.environ, **({"ACCELERATE_MIXED_PRECISION": "bf16"} if case == "stock_ppo" else {})}
+    words += ["--profile"] if options.profile else []
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     if options.profile:
         print(done.stderr, file=sys.stderr, flush=True)
     if done.returncode:

@@ -33,6 +33,11 @@ def worker(options: argparse.Namespace) -> None:
     from accelerate import PartialState
     from accelerate.utils import gather_object
 
+    if options.cpu:
+        sys.path.insert(0, str(HERE / "scale"))
+        from gloo_engines import allow_engines_on_the_cpu
+
+        allow_engines_on_the_cpu()
     state = PartialState(cpu=options.cpu)
     for case in options.cases:
         try:
@@ -74,7 +79,9 @@ def launch(engine: str, processes: int, options: argparse.Namespace) -> list[dic
         out, err = process.communicate()
         print(f"{engine}, {processes} processes: ended after {options.timeout} s", file=sys.stderr, flush=True)
     found = [json.loads(line.removeprefix(MARK)) for line in out.splitlines() if line.startswith(MARK)]
-    if len(found) < len(options.cases):
+    for case in options.cases[len(found) :]:
+        found.append({"case": case, "failed": "the launch ended before it"})
+    if any("failed" in each for each in found):
         print(f"{engine}, {processes} processes:\n{err[-2500:]}", file=sys.stderr, flush=True)
     return found
 
@@ -117,6 +124,7 @@ def main() -> None:
     print(f"{options.shape} shape in {options.dtype}, {options.samples} samples of {lengths}\n")
     print("| trainer | engine | processes | step, s | samples/s | tokens/s | efficiency | times stock | peak, GB |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    sound = True
     for engine in options.engines:
         alone: dict[str, dict] = {}
         for processes in options.processes:
@@ -127,6 +135,9 @@ def main() -> None:
                 stock = rows.get(STOCK.get(case.split("_fast")[0], ""))
                 stock = stock if stock and stock is not found and "failed" not in stock else None
                 print(line(engine, processes, found, alone.get(case), stock, options), flush=True)
+                sound = sound and "failed" not in found
+    if not sound:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ def launch(folder: Path, engine: str | None, processes: int, options: argparse.N
     if status == 0:
         return None
     lines = (folder / "output.txt").read_text(errors="replace").splitlines()
+    traces = [i for i, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    print("\n".join(lines[traces[0] :][:60] if traces else lines[-20:]), file=sys.stderr, flush=True)
     wrong = [line for line in lines if line.startswith(("error: ", "Timeout (")) or "Error: " in line]
     return f"exit status {status}: {(wrong or lines or ['no output'])[0][:300]} ({folder / 'output.txt'})"
 
@@ -240,7 +242,7 @@ def arguments() -> argparse.Namespace:
         "--recipes", nargs="+", default=there, help="as ppo, or with a variant of one_launch.py: ppo+lora"
     )
     parser.add_argument("--folder", type=Path, help="for runs and logs; default: a new one in the temporary folder")
-    parser.add_argument("--limit", type=float, default=150, help="seconds of one launch, after which it is killed")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of one launch, after which it is killed")
     options = parser.parse_args()
     options.folder = (options.folder or Path(tempfile.mkdtemp(prefix="scale_runs."))).resolve()
     options.seconds = {}

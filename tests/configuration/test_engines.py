@@ -30,6 +30,7 @@ def no_launcher(monkeypatch):
 
 
 def launched(monkeypatch, processes=1, **environment):
+    monkeypatch.setattr(engines, "SHARDS_ON_THE_CPU", True)
     names = {"LOCAL_RANK": 0, "RANK": 0, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, **environment}
     for name, value in names.items():
         monkeypatch.setenv(name, str(value))
@@ -180,3 +181,12 @@ def test_what_all_processes_find_is_said_once():
     assert done.returncode != 0
     assert len(lines) == 1
     assert "2 processes were started, and torch" in lines[0]
+
+
+def test_fsdp_on_the_cpu_is_refused_where_accelerate_would_not_divide(tmp_path, monkeypatch):
+    args = training(tmp_path)
+    launched(monkeypatch, **FSDP2)
+    engines.check_engine((args,))
+    monkeypatch.setattr(engines, "SHARDS_ON_THE_CPU", False)
+    with pytest.raises(UserError, match=r"on the CPU Accelerate trains it whole .*multi_gpu\.yaml"):
+        engines.check_engine((args,))

@@ -14,6 +14,7 @@ from .. import tiny
 from ..errors import UserError
 
 _FSDP2 = "accelerate launch --config_file accelerate_configs/fsdp2.yaml"
+SHARDS_ON_THE_CPU = False  # tests/benchmarks/scale/gloo_engines.py teaches Accelerate to
 _FLOATS = ("bfloat16", "float16", "float32")  # bitsandbytes packs 4-bit weights into uint8 unless told otherwise
 
 
@@ -82,6 +83,11 @@ def _check_devices(use_cpu: bool) -> None:
 
 
 def _check_one_engine(args: TrainingArguments) -> None:
+    if _is_true("ACCELERATE_USE_FSDP") and args.use_cpu and not SHARDS_ON_THE_CPU:
+        raise UserError(
+            "FSDP divides a model over GPUs; on the CPU Accelerate trains it whole in each process: take "
+            "accelerate_configs/multi_gpu.yaml with use_cpu"
+        )
     for option, asked, other, engine in (
         ("fsdp", args.fsdp, "DEEPSPEED", "DeepSpeed"),
         ("deepspeed", args.deepspeed, "FSDP", "FSDP"),

@@ -7,6 +7,8 @@ from accelerate import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
+from trl_ext.configuration import engines
+
 
 def _is_asked_for(engine: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{engine}") == "true"
@@ -35,3 +37,4 @@ def allow_engines_on_the_cpu() -> None:
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
     AcceleratorState.__init__ = with_engine
+    engines.SHARDS_ON_THE_CPU = True
