@@ -66,6 +66,8 @@ def main(args: list[str] | None = None) -> None:
     if eval_dataset is not None:
         metrics = trainer.evaluate()
         trainer.save_metrics("eval", metrics)
+        if training_args.push_to_hub:  # once more, with the numbers in the model card
+            trainer.push_to_hub()
         accuracy, margin = metrics["eval_rewards/accuracies"], metrics["eval_rewards/margins"]
         say(f"held-out accuracy: {accuracy:.3f}, margin {margin:.3f} nats, {len(trainer.eval_dataset)} pairs")
 

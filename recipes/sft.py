@@ -133,6 +133,8 @@ def main(args: list[str] | None = None) -> None:
     if eval_dataset is not None:
         metrics = trainer.evaluate()
         trainer.save_metrics("eval", metrics)
+        if training_args.push_to_hub:  # once more, with the numbers in the model card
+            trainer.push_to_hub()
         loss = metrics["eval_loss"]
         say(f"held-out loss: {loss:.3f} nats a token, perplexity {math.exp(loss):.1f}, {len(eval_dataset)} texts")
         if text_column in eval_dataset.column_names and script_args.num_samples:

@@ -294,3 +294,21 @@ def test_the_worst_alerts_are_shown_in_the_order_of_their_steps():
     assert "| critical | rule40 | 40 to 45 | says 40 |" in text and "And 11 less severe ones." in text
     assert text.index("rule1 ") < text.index("rule19 ") < text.index("rule40") and "rule20" not in text
     assert r"`T`, step 50: stopped at step 50 \| by c. Recorded" in text
+
+
+def test_numbers_of_an_evaluation_after_the_training_are_in_the_card_that_is_pushed_last(tmp_path, hub):
+    args = trl.SFTConfig(
+        str(tmp_path), max_steps=2, logging_steps=1, report_to="none", use_cpu=True, bf16=False, push_to_hub=True
+    )
+    trainer = trl.SFTTrainer(
+        tiny.random_policy(), args, train_dataset=Dataset.from_dict({"text": ["one two"] * 8}),
+        processing_class=tiny.byte_tokenizer(), callbacks=[AnomalyDetectionCallback(rules=[])],
+    )  # fmt: skip
+    train(trainer)
+    trainer.save_metrics("eval", {"eval_loss": 3.25, "eval_rewards/accuracies": 0.75, "eval_runtime": 9.0})
+    trainer.push_to_hub()
+    text = section(hub.uploads[-1][1])
+    assert "| loss | 3.25 |" in text and "| rewards/accuracies | 0.75 |" in text and "runtime" not in text
+    (tmp_path / "eval_results.json").write_text("[1")
+    trainer.push_to_hub()
+    assert "Held-out" not in section(hub.uploads[-1][1])

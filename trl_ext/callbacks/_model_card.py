@@ -6,6 +6,7 @@ event comes between that and the upload, so that the method is wrapped on the on
 
 import functools
 import inspect
+import json
 import os
 import re
 import weakref
@@ -84,12 +85,14 @@ def section_of(trainer: Any, summary: Mapping[str, Any]) -> str:
     alerts = [alert for callback in callbacks for alert in getattr(callback, "alerts", ()) if isinstance(alert, Alert)]
     source = reward_source(trainer)
     rewards = dict(zip(source.names, source.weights, strict=True)) if source is not None else {}
-    return card_section(type(trainer).__name__, rewards, summary, alerts, trainer.state.max_steps)
+    held_out = _held_out(Path(str(trainer.args.output_dir), "eval_results.json"))
+    return card_section(type(trainer).__name__, rewards, summary, alerts, trainer.state.max_steps, held_out)
 
 
 def card_section(
-    trainer: str, rewards: Mapping[str, float], summary: Mapping[str, Any], alerts: Sequence[Alert], max_steps: int
-) -> str:
+    trainer: str, rewards: Mapping[str, float], summary: Mapping[str, Any], alerts: Sequence[Alert], max_steps: int,
+    held_out: Mapping[str, float] | None = None,
+) -> str:  # fmt: skip
     """Markdown. Whatever is not ours in it (names, messages) is escaped, and says no secret and no path.
 
     Args:
@@ -97,6 +100,7 @@ def card_section(
         rewards: weight of each reward function.
         summary: of the monitor.
         alerts: of all callbacks.
+        held_out: numbers of an evaluation after the training.
     """
     of = f" of {max_steps}" if max_steps > 0 else ""
     parts = [
@@ -112,8 +116,25 @@ def card_section(
             for name, seen in summary["metrics"].items()
         ]
         parts += ["### Metrics", table(["metric", "first", "last", "least", "largest"], rows_of)]
+    if held_out:
+        rows = [(public(name), f"{value:.4g}") for name, value in held_out.items()]
+        parts += ["### Held-out", table(["metric", "value"], rows)]
     parts += ["### Alerts", *_alerts(alerts)]
     return "\n\n".join(parts)
+
+
+def _held_out(path: Path) -> dict[str, float]:
+    """What `trainer.save_metrics("eval", ...)` wrote, without times."""
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found = written if isinstance(written, dict) else {}
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in found.items()
+        if name.startswith("eval_") and isinstance(value, int | float) and not name.endswith(("_second", "_runtime"))
+    }
 
 
 def _state(summary: Mapping[str, Any]) -> str:
