@@ -218,7 +218,11 @@ def test_a_stage_ends_with_its_pipeline_and_not_under_nohup(here, number):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     file = write({"name": "b", "options": {"sleep": 60}})
     for nohup in ([], ["nohup"]) if number == signal.SIGHUP else ([],):
-        process = subprocess.Popen([*nohup, sys.executable, "-m", "trl_ext.cli", "pipeline", file], env=environment)
+        words = [*nohup, sys.executable, "-m", "trl_ext.cli", "pipeline", file]
+        # the tests may run under nohup themselves, and what is ignored is inherited
+        process = subprocess.Popen(
+            words, env=environment, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        )
         stage = _number("pid")
         process.send_signal(number)
         if nohup:
