@@ -174,8 +174,8 @@ def test_a_stage_is_launched_by_accelerate_where_a_configuration_is_named(here):
         ({"accelerate_config": "no.yaml"}, "accelerate_config: there is no file no.yaml"),
         ({"stages": [{"name": "a", "recipe": "step", "options": {"run": date(2024, 1, 1)}}]},
          "options: run: 2024-01-01 is a date: put it in quotes"),
-        ({"stages": [{"name": "a", "recipe": "step", "options": {"start": {"sft": None}}}]},
-         "options: start is a mapping without values: for the folder of a stage write '{sft}'"),
+        ({"stages": [FIRST | {"recipe": "step"}, {"name": "b", "recipe": "step", "options": {"start": {"a": None}}}]},
+         "options: start is a mapping without values: for the folder of a stage write '{a}'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_nothing_runs(here, change, expected, capsys):
@@ -190,6 +190,8 @@ def test_bad_input_is_one_line_and_nothing_runs(here, change, expected, capsys):
 @pytest.mark.parametrize("content", [
     "{", "[]", '{"stages": []}', '{"stages": {"a": {}}}', '{"stages": {"a": 5}}',
     '{"stages": {"a": {"recipe": "step.py", "options": 5, "from": {}}}}',
+    '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": [3]}}}',
+    '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "pid": -1}}}',
 ])  # fmt: skip
 def test_a_broken_state_is_one_line(here, content, capsys):
     Path("out").mkdir()
@@ -241,6 +243,30 @@ def test_what_was_compared_is_shown_again(here, capsys):
     for _ in range(2):
         assert main(["pipeline", write(stage)]) == 0
     assert capsys.readouterr().out.count("the table\n") == 1
+
+
+@pytest.mark.parametrize("source", [
+    "import trl_ext\nopen('ran', 'w')\n",
+    "from trl_ext.configuration import parse\nx = open('ran', 'w')\ndef main(args=None): parse(())\n",
+    "from trl_ext.configuration import cli_errors, parse\nif True:\n    open('ran', 'w')\n"
+    "@cli_errors()\ndef main(args): ...\n",
+])  # fmt: skip
+def test_a_script_that_is_no_recipe_of_our_kind_is_not_run_to_look_at_its_options(here, source):
+    Path("step.py").write_text(source)
+    assert main(["pipeline", write(FIRST), "--dry-run"]) == 0
+    assert not Path("ran").exists()
+
+
+def test_a_stage_that_cannot_be_looked_at_does_not_hide_the_next_and_lends_it_no_environment(here, capsys):
+    Path("first.py").write_text(
+        "from trl_ext.configuration import cli_errors, parse\n"
+        "@cli_errors()\ndef main(args=None):\n    raise SystemExit(3)\n"
+    )
+    sft = str(ROOT / "recipes" / "sft.py")
+    stages = [{"name": "a", "recipe": "first"}, {"name": "b", "recipe": sft, "options": {"env": {"X_OF_B": "1"}}},
+              {"name": "c", "recipe": sft, "options": {"nubmer": 3}}]  # fmt: skip
+    assert main(["pipeline", write(*stages), "--dry-run"]) == 2
+    assert "stage c: options: unknown option 'nubmer'" in capsys.readouterr().err
 
 
 def test_two_at_a_time_in_one_folder_are_refused(here, capsys):

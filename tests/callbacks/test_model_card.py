@@ -2,6 +2,7 @@
 
 import gc
 import html
+import os
 import re
 import weakref
 from pathlib import Path
@@ -309,6 +310,9 @@ def test_numbers_of_an_evaluation_after_the_training_are_in_the_card_that_is_pus
     trainer.push_to_hub()
     text = section(hub.uploads[-1][1])
     assert "| loss | 3.25 |" in text and "| rewards/accuracies | 0.75 |" in text and "runtime" not in text
+    os.utime(tmp_path / "eval_results.json", (1, 1))  # of an earlier run
+    trainer.push_to_hub()
+    assert "Held-out" not in section(hub.uploads[-1][1])
     (tmp_path / "eval_results.json").write_text("[1")
     trainer.push_to_hub()
     assert "Held-out" not in section(hub.uploads[-1][1])

@@ -96,7 +96,9 @@ def _data_facts(args: TrainingArguments, state: TrainerState, stock_ppo: bool, d
     """What decides the order of the data, to be compared on resume."""
     samples = getattr(args, "batch_size", None) if stock_ppo else None
     if samples is None:
-        samples = (state.train_batch_size or args.train_batch_size) * args.gradient_accumulation_steps * args.world_size
+        # on resume `state` has that of the checkpoint, which Transformers takes over for this option alone
+        found = state.train_batch_size if args.auto_find_batch_size else None
+        samples = (found or args.train_batch_size) * args.gradient_accumulation_steps * args.world_size
     dataset: Any = getattr(dataloader, "dataset", None)
     return {
         "seed": args.seed, "data_seed": args.data_seed, "ignore_data_skip": args.ignore_data_skip,

@@ -50,12 +50,13 @@ def follow_model_card(trainer: Any, write: Callable[[Any], None]) -> None:
     trainer.create_model_card = created
 
 
-def write_section(trainer: Any, summary: Mapping[str, Any], only_where_it_is: bool = False) -> None:
+def write_section(trainer: Any, summary: Mapping[str, Any], only_where_it_is: bool = False, began: float = 0.0) -> None:
     """Puts the section into the card of `trainer.args.output_dir`, if there is a card.
 
     Args:
         summary: of the monitor.
         only_where_it_is: leaves a card without the section as it is.
+        began: seconds since 1970; an evaluation written before is of another run.
     Raises:
         OSError: it cannot be read or written.
     """
@@ -68,7 +69,7 @@ def write_section(trainer: Any, summary: Mapping[str, Any], only_where_it_is: bo
         return
     temporary = path.with_name("_README.md.tmp")  # the hub is not sent what begins with an underscore
     with open(temporary, "w", encoding="utf-8", newline="") as file:
-        file.write(with_section(before, section_of(trainer, summary)))
+        file.write(with_section(before, section_of(trainer, summary, began)))
     os.replace(temporary, path)
 
 
@@ -80,12 +81,12 @@ def with_section(card: str, section: str) -> str:
     return f"{card.rstrip()}\n\n{marked}\n".lstrip()
 
 
-def section_of(trainer: Any, summary: Mapping[str, Any]) -> str:
+def section_of(trainer: Any, summary: Mapping[str, Any], began: float = 0.0) -> str:
     callbacks = trainer.callback_handler.callbacks
     alerts = [alert for callback in callbacks for alert in getattr(callback, "alerts", ()) if isinstance(alert, Alert)]
     source = reward_source(trainer)
     rewards = dict(zip(source.names, source.weights, strict=True)) if source is not None else {}
-    held_out = _held_out(Path(str(trainer.args.output_dir), "eval_results.json"))
+    held_out = _held_out(Path(str(trainer.args.output_dir), "eval_results.json"), began)
     return card_section(type(trainer).__name__, rewards, summary, alerts, trainer.state.max_steps, held_out)
 
 
@@ -123,10 +124,10 @@ def card_section(
     return "\n\n".join(parts)
 
 
-def _held_out(path: Path) -> dict[str, float]:
+def _held_out(path: Path, began: float) -> dict[str, float]:
     """What `trainer.save_metrics("eval", ...)` wrote, without times."""
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_mtime >= began else {}
     except (OSError, ValueError):
         return {}
     found = written if isinstance(written, dict) else {}

@@ -1,5 +1,6 @@
 """What a monitor tells besides its own files: trackers, tables of samples, the model card."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ class Outlets:
     """
 
     def __init__(self, trainer: Any, slot: int, summary: Callable[[], Mapping[str, Any]]) -> None:
-        self._summary = summary
+        self._summary, self._began = summary, time.time()
         self._samples: SampleTables | None = None
         self.trackers = Trackers()
         if trainer is None:
@@ -41,8 +42,8 @@ class Outlets:
         if self._samples is not None:
             self._samples.show(step, at_the_end=True)
             if (trainer := self._samples.trainer()) is not None:
-                write_section(trainer, self._summary(), only_where_it_is=True)
+                write_section(trainer, self._summary(), only_where_it_is=True, began=self._began)
 
     @never_raises
     def _write(self, trainer: Any) -> None:
-        write_section(trainer, self._summary())
+        write_section(trainer, self._summary(), began=self._began)

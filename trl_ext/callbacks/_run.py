@@ -158,8 +158,9 @@ class MonitoredRun:
         except (ValueError, KeyError):  # of letters that take too much room
             return None, rank
         seen = replace(found, message=f"process {rank}: {found.message}")
-        if self.engine.adopt(seen):
-            self._tell([seen])
+        news = self.engine.adopt(seen)
+        if news is not None:
+            self._tell([news])
         return found, rank
 
     def conclude(self) -> None:

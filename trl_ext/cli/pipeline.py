@@ -46,6 +46,7 @@ def _pipeline(options: argparse.Namespace) -> int:
         raise UserError(f"--num_processes must be at least 1, not {options.num_processes}")
     state = PipelineState(pipeline, look_only=options.dry_run)
     try:
+        interrupt_on_signals()
         check_stages(pipeline, [stage for stage, why in planned(pipeline, state) if why])
         if options.dry_run:
             for stage, why in planned(pipeline, state):
@@ -53,7 +54,6 @@ def _pipeline(options: argparse.Namespace) -> int:
                 if why:
                     print(f"    {shlex.join(command_of(pipeline, stage, options.num_processes))}")
             return 0
-        interrupt_on_signals()
         try:
             ran = run_pipeline(pipeline, state, _say, options.num_processes)
         except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def _pipeline(options: argparse.Namespace) -> int:
         for stage in pipeline.stages:  # what compare.py has printed, where it has not just done so
             path = Path(stage.options["output_dir"], "comparison.txt")
             if stage.name not in ran and path.is_file():
-                print(path.read_text(encoding="utf-8"))
+                print(path.read_text(encoding="utf-8", errors="replace"))
         plain_console().print(results_table(pipeline, state))
         return 0
     finally:

@@ -58,14 +58,19 @@ class AlertBook:
         self._closed_at[rule.name] = logs
         return self.open.pop(rule.name)
 
-    def adopt(self, alert: Alert) -> bool:
-        """Opens an alert that another process found; False where its rule has one open here already."""
-        if alert.rule in self.open:
-            return False
+    def adopt(self, alert: Alert) -> Alert | None:
+        """Opens an alert that another process found, or raises the one that is open; None where that is no news."""
+        own = self.open.get(alert.rule)
+        if own is not None:
+            if alert.severity <= own.severity:
+                return None
+            for field in ("severity", "step", "metric", "value", "message", "advice"):
+                setattr(own, field, getattr(alert, field))
+            return own
         self.open[alert.rule] = self._latest[alert.rule] = alert
         self._healthy_logs[alert.rule] = 0
         self._alerts.append(alert)
-        return True
+        return alert
 
     def _explained(self, rule: Rule, step: int, found: Finding) -> bool:
         """Whether the alert of a cause, open at that step, says it already."""

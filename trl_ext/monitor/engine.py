@@ -98,8 +98,8 @@ class Engine:
         self._untold: list[Alert] = []  # news that no caller has heard yet
         self.row: Row | None = None
 
-    def adopt(self, alert: Alert) -> bool:
-        """Opens an alert that another process of the run found; False where its rule has one open here already."""
+    def adopt(self, alert: Alert) -> Alert | None:
+        """Opens an alert that another process of the run found, or raises an open one; None where that is no news."""
         return self._book.adopt(alert)
 
     def set_facts(self, facts: Mapping[str, Any]) -> None:

@@ -3,8 +3,10 @@
 In a process of its own, since reading options imports TRL, and may set environment variables.
 """
 
+import ast
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,27 +37,57 @@ def check_stages(pipeline: Pipeline, stages: Sequence[Stage]) -> None:
     if not asked:
         return
     words = [sys.executable, "-W", "ignore", "-m", "trl_ext.pipeline.checking"]
-    done = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True)
+    try:
+        done = subprocess.run(words, input=json.dumps(asked), capture_output=True, text=True, timeout=_LONGEST)
+    except subprocess.TimeoutExpired:
+        return
     refused = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if refused:
         raise UserError(refused[0])
 
 
 def _may_parse(recipe: str) -> bool:
-    return "trl_ext" in Path(recipe).read_text(encoding="utf-8", errors="replace")
+    """Whether it is made as the recipes here are: `main`, under `cli_errors`, calls `parse`; loading it does nothing.
+    Other scripts are not run to look at their options."""
+    try:
+        body = ast.parse(Path(recipe).read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError, OSError):
+        return False
+    harmless = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.If, ast.Expr)
+    guarded = [ast.unparse(each.test) for each in body if isinstance(each, ast.If)]
+    texts = [each.value for each in body if isinstance(each, ast.Expr)]
+    mains = [each for each in body if isinstance(each, ast.FunctionDef) and each.name == "main"]
+    imported = [name.name for each in body if isinstance(each, ast.ImportFrom) for name in each.names]
+    return (
+        all(isinstance(each, harmless) for each in body)
+        and not any(
+            isinstance(node, ast.Call)
+            for each in body
+            if isinstance(each, ast.Assign | ast.AnnAssign)
+            for node in ast.walk(each)
+        )
+        and all(test == "__name__ == '__main__'" for test in guarded)
+        and all(isinstance(text, ast.Constant) for text in texts)
+        and any("cli_errors()" in map(ast.unparse, main.decorator_list) for main in mains)
+        and "parse" in imported
+    )
 
 
 _MARK = "refused: "
+_LONGEST = 300  # seconds; what takes longer is left to the run itself
 
 
-class _Read(Exception):  # noqa: N818 - no error: the options were read
+class _Read(BaseException):
     pass
 
 
 def _main() -> None:
     import tempfile
 
+    environment = dict(os.environ)
     for stage in json.load(sys.stdin):
+        os.environ.clear()  # `env` of the stage before
+        os.environ.update(environment)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"{stage['name']}.yaml")
             path.write_text(stage["options"], encoding="utf-8")
@@ -80,7 +112,10 @@ def _engine(path: str | None) -> str | None:
 def _options(recipe: str, path: Path) -> str | None:
     if not _may_parse(recipe):
         return None
-    from trl_ext.configuration.parser import parse
+    from trl_ext.configuration import parser
+
+    parse = parser.parse
+    parser.check_engine = lambda options: None  # no launcher has started this process
 
     name = Path(recipe).stem
     spec = importlib.util.spec_from_file_location(name, recipe)
@@ -106,12 +141,14 @@ def _options(recipe: str, path: Path) -> str | None:
         return None
     except _RefusedError as error:
         return str(error).replace(f"{path}: ", "options: ")
+    except (Exception, SystemExit):  # whatever it is, the run itself will say it
+        return None
     finally:
         sys.path.pop(0)
     return None
 
 
-class _RefusedError(Exception):
+class _RefusedError(BaseException):
     pass
 
 

@@ -119,21 +119,24 @@ def _found(stage: _Written, base: Path, output_dir: str, earlier: list[str], whe
     needs: list[str] = []
     options |= stage.options
     for name, value in options.items():
-        _plain(value, f"{where}: options: {name}")
+        _plain(value, earlier, f"{where}: options: {name}")
     named = _put_in(options, output_dir, earlier, needs, where)
     engine = stage.accelerate_config and _file(base, stage.accelerate_config, f"{where}: accelerate_config")
     options = {**named, "output_dir": str(Path(output_dir, stage.name))}
     return Stage(stage.name, script, options, tuple(dict.fromkeys(needs)), engine)
 
 
-def _plain(value: Any, where: str) -> None:
+def _plain(value: Any, stages: list[str], where: str) -> None:
     """YAML reads an unquoted date as one, and `{sft}` without quotes as a mapping."""
     if isinstance(value, dict):
-        unquoted = [key for key, each in value.items() if each is None]
+        unquoted = [key for key, each in value.items() if each is None and key in stages]
         if len(value) == len(unquoted) == 1:
             raise UserError(f"{where} is a mapping without values: for the folder of a stage write '{{{unquoted[0]}}}'")
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _plain(each, where)
+        _plain(each, stages, where)
+    for key in value if isinstance(value, dict) else ():
+        if not isinstance(key, str | int | float | None):
+            raise UserError(f"{where}: {key} is a {type(key).__name__}: put it in quotes")
     if not isinstance(value, str | int | float | dict | list | None):
         raise UserError(f"{where}: {value} is a {type(value).__name__}: put it in quotes")
 

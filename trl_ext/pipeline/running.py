@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from trl_ext.checkpoints.saved import checkpoints, is_whole
+from trl_ext.checkpoints.saved import newest_whole
 from trl_ext.errors import UserError
 from trl_ext.pipeline.definition import Pipeline, Stage
 from trl_ext.pipeline.state import PipelineState
@@ -60,7 +60,7 @@ def run_pipeline(
         if end_left_over(state.stages.get(stage.name, {})):
             say(f"{name} was still running from a pipeline that was killed, and was ended")
         folder = stage.options["output_dir"]
-        resume = state.differs(stage) is None and any(is_whole(path) for path in checkpoints(folder))
+        resume = state.differs(stage) is None and _has_checkpoint(folder)
         say(f"{name}: " + ("goes on from its newest checkpoint" if resume else state.differs(stage) or "begins anew"))
         if not resume:
             put_aside(Path(folder), "before")
@@ -91,6 +91,14 @@ def _run(words: list[str], stage: Stage, state: PipelineState) -> int:
         return process.wait()
     finally:
         end_group(process)
+
+
+def _has_checkpoint(folder: str) -> bool:
+    try:
+        newest_whole(folder)
+    except UserError:  # none, or broken ones alone
+        return False
+    return True
 
 
 def _options_file(pipeline: Pipeline, stage: Stage) -> Path:

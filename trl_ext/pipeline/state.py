@@ -109,8 +109,11 @@ def _is_stage(facts: Any) -> bool:
         and isinstance(facts.get("recipe"), str)
         and isinstance(facts.get("options"), dict)
         and isinstance(facts.get("from"), dict)
-        and isinstance(facts.get("made", []), list)
-        and all(isinstance(facts.get(name, 0.0), int | float) for name in ("ended", "seconds"))
+        and isinstance(made := facts.get("made", []), list)
+        and all(isinstance(name, str) for name in made)
+        and isinstance(facts.get("pid", 1), int)
+        and facts.get("pid", 1) > 0
+        and all(isinstance(facts.get(name, 0.0), int | float) for name in ("ended", "seconds", "created"))
     )
 
 

@@ -132,14 +132,16 @@ def interrupt_on_signals() -> None:
 
 def end_group(process: subprocess.Popen) -> None:
     """The process, if it runs, and whatever it started that still does; an impatient second Ctrl-C waits for that."""
-    before = None
-    with contextlib.suppress(ValueError):  # only the main thread may
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {}
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        with contextlib.suppress(ValueError, AttributeError):  # another thread than the main one may not; Windows
+            number = getattr(signal, name)
+            before[number] = signal.signal(number, signal.SIG_IGN)
     try:
         _end_group(process)
     finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _end_group(process: subprocess.Popen) -> None:
