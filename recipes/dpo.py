@@ -14,6 +14,7 @@ from trl_ext import (
     ConsoleCallback,
     UserError,
     drop_raw_logs,
+    evaluate,
     guard_reporting,
     save,
     train,
@@ -64,10 +65,7 @@ def main(args: list[str] | None = None) -> None:
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:
-        metrics = trainer.evaluate()
-        trainer.save_metrics("eval", metrics)
-        if training_args.push_to_hub:  # once more, with the numbers in the model card
-            trainer.push_to_hub()
+        metrics = evaluate(trainer)
         accuracy, margin = metrics["eval_rewards/accuracies"], metrics["eval_rewards/margins"]
         say(f"held-out accuracy: {accuracy:.3f}, margin {margin:.3f} nats, {len(trainer.eval_dataset)} pairs")
 

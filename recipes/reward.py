@@ -22,6 +22,7 @@ from trl_ext import (
     ConsoleCallback,
     UserError,
     drop_raw_logs,
+    evaluate,
     guard_reporting,
     save,
     train,
@@ -112,10 +113,7 @@ def main(args: list[str] | None = None) -> None:
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:
-        held_out, metrics = len(trainer.eval_dataset), trainer.evaluate()  # without pairs longer than max_length
-        trainer.save_metrics("eval", metrics)
-        if training_args.push_to_hub:  # once more, with the numbers in the model card
-            trainer.push_to_hub()
+        held_out, metrics = len(trainer.eval_dataset), evaluate(trainer)  # without pairs longer than max_length
         say(f"held-out accuracy: {metrics['eval_accuracy']:.3f}, {held_out} pairs")
         if script_args.dataset_name == REVIEWS:
             say(f"VADER on the same pairs: {vader_accuracy(eval_dataset):.3f} (a tie counts half)")

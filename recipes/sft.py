@@ -23,6 +23,7 @@ from trl_ext import (
     ConsoleCallback,
     UserError,
     drop_raw_logs,
+    evaluate,
     guard_reporting,
     save,
     tiny,
@@ -131,10 +132,7 @@ def main(args: list[str] | None = None) -> None:
     say = trainer.accelerator.print
     say(f"saved: {training_args.output_dir}")
     if eval_dataset is not None:
-        metrics = trainer.evaluate()
-        trainer.save_metrics("eval", metrics)
-        if training_args.push_to_hub:  # once more, with the numbers in the model card
-            trainer.push_to_hub()
+        metrics = evaluate(trainer)
         loss = metrics["eval_loss"]
         say(f"held-out loss: {loss:.3f} nats a token, perplexity {math.exp(loss):.1f}, {len(eval_dataset)} texts")
         if text_column in eval_dataset.column_names and script_args.num_samples:

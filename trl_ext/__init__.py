@@ -10,6 +10,7 @@ _HOME = {
     "ReinforceLOOConfig": "trl_ext.trainers",
     "ReinforceLOOTrainer": "trl_ext.trainers",
     "compile_layers": "trl_ext.trainers",
+    "evaluate": "trl_ext.trainers",
     "save": "trl_ext.trainers",
     "train": "trl_ext.trainers",
     "AnomalyDetectionCallback": "trl_ext.callbacks",

@@ -47,9 +47,10 @@ def _pipeline(options: argparse.Namespace) -> int:
     state = PipelineState(pipeline, look_only=options.dry_run)
     try:
         interrupt_on_signals()
-        check_stages(pipeline, [stage for stage, why in planned(pipeline, state) if why])
+        plan = planned(pipeline, state)
+        check_stages(pipeline, [stage for stage, why in plan if why])
         if options.dry_run:
-            for stage, why in planned(pipeline, state):
+            for stage, why in plan:
                 print(f"{stage.name}: {why or 'done'}")
                 if why:
                     print(f"    {shlex.join(command_of(pipeline, stage, options.num_processes))}")

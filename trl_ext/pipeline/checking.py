@@ -1,4 +1,4 @@
-"""`python -m trl_ext.pipeline.checking FILE.json`: whether recipes take the options of their stages, before any runs.
+"""`python -m trl_ext.pipeline.checking`: whether recipes take the options of the stages on its input, before any runs.
 
 In a process of its own, since reading options imports TRL, and may set environment variables.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from trl_ext.errors import UserError
 from trl_ext.pipeline.definition import Pipeline, Stage
 from trl_ext.strict_yaml import dump_yaml
+
+_MARK = "refused: "
+_LONGEST = 300  # seconds; what takes longer is left to the run itself
 
 
 def check_stages(pipeline: Pipeline, stages: Sequence[Stage]) -> None:
@@ -30,10 +34,11 @@ def check_stages(pipeline: Pipeline, stages: Sequence[Stage]) -> None:
             "recipe": stage.recipe,
             "options": dump_yaml(stage.options),
             "engine": stage.accelerate_config or pipeline.accelerate_config,
+            "parses": _may_parse(stage.recipe),
         }
         for stage in stages
-        if _may_parse(stage.recipe) or stage.accelerate_config or pipeline.accelerate_config
     ]
+    asked = [each for each in asked if each["parses"] or each["engine"]]
     if not asked:
         return
     words = [sys.executable, "-W", "ignore", "-m", "trl_ext.pipeline.checking"]
@@ -73,17 +78,11 @@ def _may_parse(recipe: str) -> bool:
     )
 
 
-_MARK = "refused: "
-_LONGEST = 300  # seconds; what takes longer is left to the run itself
-
-
 class _Read(BaseException):
     pass
 
 
 def _main() -> None:
-    import tempfile
-
     environment = dict(os.environ)
     for stage in json.load(sys.stdin):
         os.environ.clear()  # `env` of the stage before
@@ -91,7 +90,7 @@ def _main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"{stage['name']}.yaml")
             path.write_text(stage["options"], encoding="utf-8")
-            why = _engine(stage["engine"]) or _options(stage["recipe"], path)
+            why = _engine(stage["engine"]) or (_options(stage["recipe"], path) if stage["parses"] else None)
         if why is not None:
             print(f"{_MARK}stage {stage['name']}: {why}", flush=True)
             return
@@ -110,8 +109,6 @@ def _engine(path: str | None) -> str | None:
 
 
 def _options(recipe: str, path: Path) -> str | None:
-    if not _may_parse(recipe):
-        return None
     from trl_ext.configuration import parser
 
     parse = parser.parse

@@ -29,13 +29,14 @@ def train(trainer, **kwargs):
     checkpoint = kwargs.get("resume_from_checkpoint")
     if checkpoint is True or str(checkpoint).lower() == "true":
         checkpoint = kwargs["resume_from_checkpoint"] = newest_whole(trainer.args.output_dir)
-    if isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
+    elif isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
         raise UserError(
             f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} has "
             f"{', '.join(path.name for path in checkpoints(trainer.args.output_dir)) or 'none'}."
         )
-    if isinstance(checkpoint, str):
+    elif isinstance(checkpoint, str):
         refuse_broken(Path(checkpoint))
+    if isinstance(checkpoint, str):
         refuse_other_engine(Path(checkpoint), trainer)
         refuse_other_form(Path(checkpoint), trainer)
     if kwargs and not inspect.signature(trainer.train).parameters:
@@ -60,3 +61,15 @@ def save(trainer) -> None:
     """
     with telling_failures(trainer):
         trainer.save_model()
+
+
+def evaluate(trainer) -> dict[str, float]:
+    """`trainer.evaluate()` after training; its numbers go to `eval_results.json`, and to the card of a pushed model.
+
+    All processes call it.
+    """
+    metrics = trainer.evaluate()
+    trainer.save_metrics("eval", metrics)
+    if trainer.args.push_to_hub:  # once more, with the numbers in the model card
+        trainer.push_to_hub()
+    return metrics
