@@ -125,9 +125,11 @@ def main() -> None:
     print("| trainer | engine | processes | step, s | samples/s | tokens/s | efficiency | times stock | peak, GB |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     sound = True
+    alone: dict[str, dict] = {}
     for engine in options.engines:
-        alone: dict[str, dict] = {}
         for processes in options.processes:
+            if processes == 1 and alone:  # no engine has a part in it
+                continue
             rows = {found["case"]: found for found in launch(engine, processes, copy.copy(options))}
             for case, found in rows.items():
                 if processes == 1 and "failed" not in found:

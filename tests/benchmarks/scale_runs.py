@@ -64,8 +64,8 @@ def recipe_data(folder: Path, recipe: str) -> str:
 # Launching ------------------------------------------------------------------------------------------------------------
 
 
-def launch(folder: Path, engine: str | None, processes: int, options: argparse.Namespace) -> str | None:
-    """One `accelerate launch` for all recipes; None, or why there is nothing to compare."""
+def start(folder: Path, engine: str | None, processes: int, options: argparse.Namespace) -> subprocess.Popen:
+    """One `accelerate launch` for all recipes."""
     folder.mkdir(parents=True)
     plan = {
         "folder": str(folder), "device": options.device, "recipes": options.recipes, "limit": options.limit,
@@ -81,14 +81,16 @@ def launch(folder: Path, engine: str | None, processes: int, options: argparse.N
     environment["TRL_EXT_PPO"] = "trl_ext"  # stock PPO of TRL 1.12 resumes no run and takes other options
     if options.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
-    began = time.monotonic()
     with (folder / "output.txt").open("w") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [*command, str(HERE / "scale" / "one_launch.py"), str(folder / "plan.json")],
             env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder,
         )  # fmt: skip
-        status = wait(process, folder, options.limit + 20)
-    options.seconds[engine or "alone", processes] = time.monotonic() - began
+
+
+def failure_of(process: subprocess.Popen, folder: Path, limit: float) -> str | None:
+    """Waits for the launch. None, or why there is nothing to compare."""
+    status = wait(process, folder, limit)
     if status == 0:
         return None
     lines = (folder / "output.txt").read_text(errors="replace").splitlines()
@@ -102,17 +104,19 @@ def wait(process: subprocess.Popen, folder: Path, limit: float) -> int | str:
     """Its exit status. Past the limit the launcher and its processes, which have sessions of their own, are killed."""
     try:
         return process.wait(limit)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-        pids = [process.pid, *(int(path.read_text()) for path in folder.glob("rank*.pid"))]
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            for pid in pids:
-                with contextlib.suppress(OSError):
-                    os.killpg(pid, sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-        if isinstance(error, KeyboardInterrupt):
-            raise
+    except subprocess.TimeoutExpired:
+        kill(process, folder)
         return f"none, killed after {limit:.0f} seconds"
+
+
+def kill(process: subprocess.Popen, folder: Path) -> None:
+    pids = [process.pid, *(int(path.read_text()) for path in folder.glob("rank*.pid"))]
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
 
 
 def free_port() -> int:
@@ -206,11 +210,27 @@ def main() -> int:
     write_data(options.folder / "rows.jsonl")
     alone = options.folder / "alone"
     todo = [(None, 1), *((engine, count) for engine in options.engines for count in options.processes if count > 1)]
-    sound = True
-    for engine, processes in todo:
-        folder = alone if engine is None else options.folder / f"{engine}-{processes}"
-        failure = launch(folder, engine, processes, options)
-        took = options.seconds[engine or "alone", processes]
+    folders = [alone if engine is None else options.folder / f"{engine}-{processes}" for engine, processes in todo]
+    running: dict[Path, subprocess.Popen] = {}
+    try:
+        return compare(todo, folders, running, options)
+    finally:
+        for folder, process in running.items():
+            if process.poll() is None:
+                kill(process, folder)
+
+
+def compare(todo: list, folders: list[Path], running: dict[Path, subprocess.Popen], options: argparse.Namespace) -> int:
+    """Launches what is to be done, in `running` while it lasts, and judges it in its order. The exit status."""
+    alone, sound, began = folders[0], True, time.monotonic()
+    if options.at_once:
+        running |= {folder: start(folder, *one, options) for one, folder in zip(todo, folders, strict=True)}
+    for (engine, processes), folder in zip(todo, folders, strict=True):
+        if not options.at_once:
+            began = time.monotonic()
+            running[folder] = start(folder, engine, processes, options)
+        failure = failure_of(running[folder], folder, options.limit + 20)
+        took = time.monotonic() - began
         title = f"{engine or 'no engine'}, {processes} process{'es' * (processes > 1)}, {took:.0f} s"
         for recipe in options.recipes:
             if (folder / recipe / "report.json").is_file() and (alone / recipe / "report.json").is_file():
@@ -242,10 +262,10 @@ def arguments() -> argparse.Namespace:
         "--recipes", nargs="+", default=there, help="as ppo, or with a variant of one_launch.py: ppo+lora"
     )
     parser.add_argument("--folder", type=Path, help="for runs and logs; default: a new one in the temporary folder")
+    parser.add_argument("--at-once", action="store_true", help="all launches side by side; the GPUs have room for it")
     parser.add_argument("--limit", type=float, default=300, help="seconds of one launch, after which it is killed")
     options = parser.parse_args()
     options.folder = (options.folder or Path(tempfile.mkdtemp(prefix="scale_runs."))).resolve()
-    options.seconds = {}
     return options
 
 
