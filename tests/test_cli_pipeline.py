@@ -30,7 +30,7 @@ folder = Path(options["output_dir"])
 folder.mkdir(parents=True, exist_ok=True)
 if options.get("sleep") and "resume_from_checkpoint" not in options:
     (folder / "checkpoint-3").mkdir(exist_ok=True)
-    (folder / "checkpoint-3" / "trainer_state.json").write_text(options.get("state", "{}"))
+    (folder / "checkpoint-3" / "trainer_state.json").write_text(options.get("state", '{"global_step": 3}'))
     Path("pid").write_text(str(os.getpid()))
     time.sleep(options["sleep"])
 if options.get("status"):
@@ -101,9 +101,10 @@ def test_a_changed_stage_runs_again_with_what_starts_from_it_and_the_old_folder_
     assert json.loads(Path("out/a.before-1/made.json").read_text()) == [{"x": 1}]
 
 
-def test_a_folder_that_was_removed_is_made_again(here):
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("")])
+def test_a_stage_whose_file_was_lost_runs_again(here, lose):
     main(["pipeline", write(FIRST, SECOND)])
-    Path("out/a/made.json").unlink()
+    lose(Path("out/a/made.json"))
     assert main(["pipeline", write(FIRST, SECOND)]) == 0
     assert ran() == ["a", "b", "a", "b"]
 
@@ -116,7 +117,7 @@ def test_a_stage_that_fails_ends_it_in_one_line_and_the_same_command_goes_on(her
     assert ran() == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(("state", "resumed"), [("{}", True), ('{"half', False)])
+@pytest.mark.parametrize(("state", "resumed"), [('{"global_step": 3}', True), ("{}", False), ('{"half', False)])
 def test_after_a_kill_it_ends_what_still_runs_and_goes_on_from_a_whole_checkpoint(here, state, resumed, capsys):
     file = write(FIRST, {"name": "b", "options": {"sleep": 60, "state": state}})
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

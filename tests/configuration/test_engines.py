@@ -11,10 +11,10 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from torch.distributed.fsdp.fully_sharded_data_parallel import StateDictType
 from transformers import AutoModelForCausalLM
-from trl import ModelConfig, SFTConfig
+from trl import ModelConfig, RewardConfig, SFTConfig
 
 from trl_ext import UserError, tiny
-from trl_ext.configuration import engines, parse
+from trl_ext.configuration import engines, init_kwargs, parse
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED",
@@ -135,12 +135,32 @@ def test_accelerates_own_defaults_are_those_that_are_assumed(monkeypatch):
     assert FullyShardedDataParallelPlugin().state_dict_type == StateDictType.SHARDED_STATE_DICT
 
 
+def test_a_model_that_a_trainer_loads_is_laid_over_the_gpus_by_no_process_of_several(tmp_path):
+    """TRL's `device_map="auto"` gave each process of FSDP a reference that lay on all GPUs."""
+    args, model_args = training(tmp_path), ModelConfig(dtype="float32")
+    assert "device_map" not in init_kwargs(args, model_args)
+    several = SimpleNamespace(world_size=2, model_init_kwargs=None)
+    assert init_kwargs(several, model_args)["device_map"] is None
+    several.model_init_kwargs = {"device_map": {"": 1}}
+    assert init_kwargs(several, model_args)["device_map"] == {"": 1}
+
+
 @pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])
 def test_quantized_weights_train_only_with_an_adapter(option, tmp_path):
     engines.check_engine((training(tmp_path), ModelConfig(use_peft=True, **{option: True})))
     with pytest.raises(UserError, match=f"{option} leaves weights .* set use_peft: true .* or drop {option}"):
         engines.check_engine((training(tmp_path), ModelConfig(**{option: True})))
     engines.check_engine((ModelConfig(**{option: True}),))  # recipes/compare.py trains nothing
+
+
+@pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])
+def test_a_quantized_reward_model_without_mixed_precision_is_refused(option, tmp_path):
+    model_args = ModelConfig(use_peft=True, **{option: True})
+    args = [RewardConfig(str(tmp_path), report_to="none", bf16=bf16, use_cpu=True) for bf16 in (True, False)]
+    engines.check_engine((args[0], model_args))
+    with pytest.raises(UserError, match=f"{option} .* set bf16: true"):
+        engines.check_engine((args[1], model_args))
+    engines.check_engine((args[1], ModelConfig(use_peft=True)))
 
 
 def test_a_quantized_model_with_an_adapter_of_its_own_passes(tmp_path):

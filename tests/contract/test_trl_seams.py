@@ -232,6 +232,14 @@ def test_the_estimate_of_memory_knows_which_trl_keeps_logits(keeps_logits):
     assert ("selective_log_softmax" in source) == keeps_logits, fused
 
 
+@pytest.mark.current_trl
+def test_dpo_lays_its_reference_over_all_gpus_under_fsdp():
+    """Why `init_kwargs` in trl_ext/configuration/models.py sets `device_map`; once FSDP is in the list it need not."""
+    from trl.trainer import dpo_trainer
+
+    assert 'distributed_type in ["MULTI_GPU", "DEEPSPEED"]' in inspect.getsource(dpo_trainer.DPOTrainer.__init__)
+
+
 def test_fsdp2_finishes_a_group_whose_head_was_not_called_from_the_torch_on_that_is_assumed():
     """`_SKIPPED_HEAD_IS_LOST`: before it TRL's fused LM head leaves embeddings divided in the next forward."""
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState

@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_tak
         path = tmp_path / name / file
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({}, path)
-        (tmp_path / name / "trainer_state.json").write_text("{}")
+        (tmp_path / name / "trainer_state.json").write_text('{"global_step": 4}')
     assert FSDP_MODEL_NAME == "pytorch_model_fsdp"
     plain = sft_trainer(tmp_path / "plain")
     with pytest.raises(UserError, match=r"was saved under FSDP, and this run is undivided: .*fsdp2\.yaml"):
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_tak
     finally:
         AcceleratorState._reset_state(True)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "trainer_state.json").write_text("{}")
+    (tmp_path / "own" / "trainer_state.json").write_text('{"global_step": 4}')
     plain.is_fsdp_enabled = True
     with pytest.raises(UserError, match="by an undivided run, and this run is one of FSDP: start it without"):
         train(plain, resume_from_checkpoint=str(tmp_path / "own"))

@@ -1,6 +1,7 @@
 """`trl_ext.train`: a clean end where a callback had to raise."""
 
 import inspect
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -52,7 +53,7 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
     with pytest.raises(UserError, match="no whole checkpoint in"):
         train(trainer, resume_from_checkpoint=word)
     for step in (4, 20):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text('{"global_step": 4}')
     (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"epoch": 1.0, "glob')  # killed in mid-write
     train(trainer, resume_from_checkpoint=word)
     assert trainer.received == str(tmp_path / "checkpoint-20")
@@ -60,7 +61,8 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("trainer_state.json", b'{"epoch": 1.0, "glob'), ("value_function.safetensors", b""),
+    [("trainer_state.json", b'{"epoch": 1.0, "glob'), ("trainer_state.json", b"{}"),
+     ("model.safetensors.index.json", b'{"metadata": {}}'), ("value_function.safetensors", b""),
      ("model.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{"), ("optimizer.pt", b"PK half"), ("rng_state.pth", b"")],
 )  # fmt: skip
 def test_a_broken_file_of_a_checkpoint_is_named_before_anything_is_loaded(tmp_path, name, content):
@@ -74,7 +76,20 @@ def test_a_broken_file_of_a_checkpoint_is_named_before_anything_is_loaded(tmp_pa
 def test_whole_files_of_a_checkpoint_are_taken(tmp_path):
     save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
     torch.save({"state": {}}, tmp_path / "optimizer.pt")
-    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 4}')
+    assert train(Trainer(), resume_from_checkpoint=str(tmp_path)) == "output"
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path):
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 4}')
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict(zip("ab", files, strict=True))})
+    )
+    save_file({"a": torch.ones(2)}, tmp_path / files[0])
+    with pytest.raises(UserError, match=rf"{files[1]} is gone"):
+        train(Trainer(), resume_from_checkpoint=str(tmp_path))
+    save_file({"b": torch.ones(2)}, tmp_path / files[1])
     assert train(Trainer(), resume_from_checkpoint=str(tmp_path)) == "output"
 
 

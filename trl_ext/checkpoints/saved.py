@@ -24,7 +24,8 @@ def checkpoints(folder: str) -> list[Path]:
 
 def is_whole(checkpoint: Path) -> bool:
     """`trainer_state.json` is what is saved last: without it, or with half of it, a run was killed while it saved."""
-    return _is_json(checkpoint / "trainer_state.json")
+    state = _json(checkpoint / "trainer_state.json")
+    return isinstance(state, dict) and isinstance(state.get("global_step"), int)
 
 
 def newest_whole(folder: str) -> str:
@@ -58,12 +59,16 @@ def how_to_go_on(folder: str) -> str:
 def refuse_broken(checkpoint: Path) -> None:
     """Half a file, such as a full disk or a broken copy leaves it, by its frame alone: no weight is read."""
     state = checkpoint / "trainer_state.json"
-    broken = [state] if state.exists() and not _is_json(state) else []
+    broken = [state] if state.exists() and not is_whole(checkpoint) else []
     broken += [path for path in sorted(checkpoint.rglob("*.safetensors")) if not _is_safetensors(path)]
     torch_files = [path for kind in ("*.pt*", "*.bin") for path in sorted(checkpoint.rglob(kind)) if path.is_file()]
     broken += [path for path in torch_files if not zipfile.is_zipfile(path)]
     if broken:
         raise UserError(f"{broken[0]} is broken: resume from another checkpoint, or copy this one again.")
+    for index in sorted(checkpoint.glob("*.index.json")):
+        gone = [name for name in _files_of(index) if not (checkpoint / name).is_file()]
+        if gone:
+            raise UserError(f"{checkpoint / gone[0]} is gone: resume from another checkpoint, or copy this one again.")
     if (checkpoint / "adapter_config.json").exists() and not list(checkpoint.glob("adapter_model.*")):
         raise UserError(f"{checkpoint} has no adapter_model.safetensors: resume from another, or copy it again.")
 
@@ -124,9 +129,17 @@ def _is_safetensors(path: Path) -> bool:
         return False
 
 
-def _is_json(path: Path) -> bool:
+def _files_of(index: Path) -> list[str]:
+    """The files that an index of Transformers names, each once."""
+    content = _json(index)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{index} is broken: resume from another checkpoint, or copy this one again.")
+    return list(dict.fromkeys(names.values()))
+
+
+def _json(path: Path) -> Any:
     try:
-        json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return True
+        return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.utils.peft_utils import find_adapter_config_file
-from trl import ModelConfig
+from trl import ModelConfig, RewardConfig
 
 from .. import tiny
 from ..errors import UserError
@@ -54,6 +54,7 @@ def check_engine(options: tuple[Any, ...]) -> None:
         return
     if model_args is not None:
         _check_quantized(model_args)
+        _check_quantized_head(args, model_args)
     _check_one_engine(args)
     _check_zero3(args)
     fsdp = _fsdp_of(args)
@@ -153,6 +154,14 @@ def _check_quantized(model_args: ModelConfig) -> None:
         f"{option} leaves weights that cannot be trained: set use_peft: true to train a LoRA adapter on them, or drop "
         f"{option}"
     )
+
+
+def _check_quantized_head(args: TrainingArguments, model_args: ModelConfig) -> None:
+    """TRL makes the norms of quantized weights float32 and leaves a reward model's head; autocast reconciles them."""
+    if isinstance(args, RewardConfig) and not (args.bf16 or args.fp16):
+        for option in ("load_in_4bit", "load_in_8bit"):
+            if getattr(model_args, option):
+                raise UserError(f"a reward model with {option} trains in mixed precision alone: set bf16: true")
 
 
 def _check_quantized_shards(model_args: ModelConfig) -> None:

@@ -51,11 +51,13 @@ def init_kwargs(training_args: Any, model_args: Any) -> dict[str, Any]:
     """`model_init_kwargs` for a trainer that loads the model itself: what `ModelConfig` says, and what was given.
 
     Revision, attention and dtype of the command line would be lost otherwise: the trainers read `model_init_kwargs`.
+    Under FSDP TRL 1.16 would lay a reference over all GPUs (`device_map="auto"`), as it does not under DDP.
     """
     of_the_model = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
+        **({"device_map": None} if training_args.world_size > 1 else {}),
     }
     return of_the_model | (training_args.model_init_kwargs or {})
 

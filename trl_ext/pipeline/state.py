@@ -47,7 +47,7 @@ class PipelineState:
 
     def end(self, stage: Stage, ended: float, seconds: float) -> None:
         """It is done; which files it left is kept, since without one of them it has to run again."""
-        made = sorted(path.name for path in Path(stage.options["output_dir"]).glob("*") if path.is_file())
+        made = sorted(path.name for path in Path(stage.options["output_dir"]).glob("*") if _has_content(path))
         self._set(stage, {**self.made_of(stage), "ended": ended, "seconds": round(seconds, 1), "made": made})
 
     def made_of(self, stage: Stage) -> dict[str, Any]:
@@ -63,9 +63,9 @@ class PipelineState:
         folder = Path(stage.options["output_dir"])
         if not any(folder.glob("*")):
             return f"there is nothing in {folder}"
-        gone = [name for name in was.get("made", []) if not (folder / name).exists()]
+        gone = [folder / name for name in was.get("made", []) if not _has_content(folder / name)]
         if gone:
-            return f"{folder / gone[0]} is gone"
+            return f"{gone[0]} is {'empty' if gone[0].exists() else 'gone'}"
         changed = [name for name in {**now["options"], **was["options"]}
                    if now["options"].get(name) != was["options"].get(name)]  # fmt: skip
         if changed or now["recipe"] != was["recipe"]:
@@ -101,6 +101,10 @@ def read_state(folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
         raise UserError(f"{path} holds no state of a pipeline: remove it, and every stage runs again")
     return stages
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _is_stage(facts: Any) -> bool:
