@@ -135,14 +135,13 @@ def test_accelerates_own_defaults_are_those_that_are_assumed(monkeypatch):
     assert FullyShardedDataParallelPlugin().state_dict_type == StateDictType.SHARDED_STATE_DICT
 
 
-def test_a_model_that_a_trainer_loads_is_laid_over_the_gpus_by_no_process_of_several(tmp_path):
-    """TRL's `device_map="auto"` gave each process of FSDP a reference that lay on all GPUs."""
+def test_a_model_that_a_trainer_loads_is_laid_over_gpus_only_by_one_process_that_has_several(tmp_path):
+    """TRL's `device_map="auto"` gave each process of FSDP a reference on all GPUs, and one GPU other new weights."""
     args, model_args = training(tmp_path), ModelConfig(dtype="float32")
-    assert "device_map" not in init_kwargs(args, model_args)
-    several = SimpleNamespace(world_size=2, model_init_kwargs=None)
-    assert init_kwargs(several, model_args)["device_map"] is None
-    several.model_init_kwargs = {"device_map": {"": 1}}
-    assert init_kwargs(several, model_args)["device_map"] == {"": 1}
+    assert init_kwargs(args, model_args)["device_map"] is None
+    assert "device_map" not in init_kwargs(SimpleNamespace(n_gpu=4, model_init_kwargs=None), model_args)
+    own = SimpleNamespace(n_gpu=1, model_init_kwargs={"device_map": {"": 1}})
+    assert init_kwargs(own, model_args)["device_map"] == {"": 1}
 
 
 @pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])

@@ -51,13 +51,15 @@ def init_kwargs(training_args: Any, model_args: Any) -> dict[str, Any]:
     """`model_init_kwargs` for a trainer that loads the model itself: what `ModelConfig` says, and what was given.
 
     Revision, attention and dtype of the command line would be lost otherwise: the trainers read `model_init_kwargs`.
-    Under FSDP TRL 1.16 would lay a reference over all GPUs (`device_map="auto"`), as it does not under DDP.
+    With a GPU a process the model is made on the CPU, as under DDP: TRL's `device_map="auto"` would draw new weights (a
+    reward model's head, an adapter) from the GPU's generator where there is one process, and from the CPU's where there
+    are several, and under FSDP TRL 1.16 lays a reference over all GPUs with it.
     """
     of_the_model = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype,
-        **({"device_map": None} if training_args.world_size > 1 else {}),
+        **({"device_map": None} if training_args.n_gpu <= 1 else {}),
     }
     return of_the_model | (training_args.model_init_kwargs or {})
 
