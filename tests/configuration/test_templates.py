@@ -1,6 +1,6 @@
 """The templates, parsed by the recipes they are for; those for debugging are run."""
 
-import importlib.util
+import importlib
 from pathlib import Path
 
 import pytest
@@ -20,16 +20,9 @@ RECIPES = ("reinforce_loo", "ppo", "sft", "reward")
 CPU = ["--use_cpu", "true"]  # `bf16: true` is refused without a GPU otherwise
 
 
-def load_recipe(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "recipes" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def parsed_by_recipe(name, words, monkeypatch):
     """What the recipe's own `parse` returns, without what comes after it."""
-    module, found = load_recipe(name), []
+    module, found = importlib.import_module(f"recipes.{name}"), []
 
     class ParsedError(Exception):
         pass
@@ -152,7 +145,9 @@ def test_what_is_small_takes_ten_times_the_learning_rate_of_what_is_full():
     ],
 )
 def test_the_debug_template_runs(recipe, tmp_path):
-    load_recipe(recipe).main(["--template", "debug", "--output_dir", str(tmp_path), "--disable_tqdm", "true"])
+    importlib.import_module(f"recipes.{recipe}").main(
+        ["--template", "debug", "--output_dir", str(tmp_path), "--disable_tqdm", "true"]
+    )
     assert (tmp_path / "model.safetensors").is_file()
 
 

@@ -1,6 +1,6 @@
 """Short runs of the reinforcement learning recipes, in this process or in one of their own."""
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -25,10 +25,7 @@ def arguments(recipe: str, output_dir: Path, *more: str) -> list[str]:
 
 def run(recipe: str, output_dir: Path, *more: str) -> list[dict]:
     """Runs the recipe's `main` in this process; returns the rows of its metrics."""
-    spec = importlib.util.spec_from_file_location(recipe, ROOT / "recipes" / f"{recipe}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(arguments(recipe, output_dir, *more))
+    importlib.import_module(f"recipes.{recipe}").main(arguments(recipe, output_dir, *more))
     return read_metrics(output_dir / "trl_ext" / "metrics.jsonl")
 
 

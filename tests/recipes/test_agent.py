@@ -1,6 +1,6 @@
 """The recipe of the agent: taught for two steps, trained for two, it says what it solves before and after."""
 
-import importlib.util
+import importlib
 import json
 import re
 
@@ -12,14 +12,11 @@ QUICK = ["--use_cpu", "true", "--report_to", "none", "--disable_tqdm", "true", "
 
 
 def run(recipe, config, *options):
-    spec = importlib.util.spec_from_file_location(recipe, ROOT / "recipes" / f"{recipe}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.HELD_OUT = 8
-    module.main(["--config", str(ROOT / "recipes" / config), *QUICK, *options])
+    importlib.import_module(f"recipes.{recipe}").main(["--config", str(ROOT / "recipes" / config), *QUICK, *options])
 
 
 def test_it_is_taught_the_form_and_trains_in_episodes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("recipes.reinforce_loo_agent.HELD_OUT", 8)
     monkeypatch.setattr("trl_ext.data.review_agent._DEMONSTRATIONS", {"train": 40, "test": 8})
     taught, trained = tmp_path / "taught", tmp_path / "trained"
     run("sft", "reinforce_loo_agent_sft.yaml", "--output_dir", str(taught), "--per_device_train_batch_size", "4")

@@ -1,6 +1,5 @@
 """The recipe `compare.py`: policies side by side, their numbers against those of Transformers alone."""
 
-import importlib.util
 import json
 import math
 import subprocess
@@ -13,16 +12,6 @@ import torch
 from trl_ext import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("compare", ROOT / "recipes" / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare"] = module  # a dataclass looks itself up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["compare"]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The recipe `reward.py`: it trains, tells the accuracy of what it saved, and refuses bad input in one line."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -23,30 +22,6 @@ HELD_OUT = [
     {"chosen": "bad film.", "rejected": "good film."},  # the judges are of another mind here: no model learns that
     {"chosen": "fun, good fun.", "rejected": "dull, bad."},
 ]
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("reward", ROOT / "recipes" / "reward.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def run(recipe, tmp_path, monkeypatch, capsys):
-    """Runs `main` on a few pairs and returns what it printed."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-    def main(*words: str, train=TRAIN, held_out=HELD_OUT) -> str:
-        (tmp_path / "pairs").mkdir(exist_ok=True)
-        for split, rows in (("train", train), ("test", held_out)):
-            (tmp_path / "pairs" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = ["--dataset_name", str(tmp_path / "pairs"), "--output_dir", str(tmp_path / "out")]
-        recipe.main([*CONFIG, *options, "--use_cpu", "true", "--disable_tqdm", "true", "--warmup_steps", "1", *words])
-        return capsys.readouterr().out
-
-    return main
 
 
 def exact_accuracy(folder: Path, pairs: list[dict]) -> float:

@@ -1,6 +1,5 @@
 """The recipe `sft.py`: it trains, prints an exact held-out loss, writes what it says, refuses bad input in one line."""
 
-import importlib.util
 import json
 import os
 import re
@@ -16,42 +15,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_ext import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = ["the film is good.", "the film is bad.", "a film, a good one."] * 16
-HELD_OUT = ["the film is a good one, the film is good.", "bad."]
+TRAIN = [{"text": text} for text in ("the film is good.", "the film is bad.", "a film, a good one.")] * 16
+HELD_OUT = [{"text": "the film is a good one, the film is good."}, {"text": "bad."}]
 CONFIG = ["--config", str(ROOT / "recipes" / "sft.yaml")]
 SMALL = ["--vocab_size", "300", "--hidden_size", "32", "--intermediate_size", "32", "--num_hidden_layers", "1"]
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("sft", ROOT / "recipes" / "sft.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def run(recipe, tmp_path, monkeypatch, capsys):
-    """Runs `main` on a few texts and returns what it printed."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    (tmp_path / "texts").mkdir()
-    for split, texts in (("train", TRAIN), ("test", HELD_OUT)):
-        lines = [json.dumps({"text": text}) + "\n" for text in texts]
-        (tmp_path / "texts" / f"{split}.jsonl").write_text("".join(lines))
-
-    def main(*words: str) -> str:
-        options = ["--dataset_name", str(tmp_path / "texts"), "--output_dir", str(tmp_path / "out")]
-        recipe.main([*CONFIG, *options, "--use_cpu", "true", "--disable_tqdm", "true", "--warmup_steps", "1", *words])
-        return capsys.readouterr().out
-
-    return main
 
 
 def exact_loss(folder: Path) -> float:
     """Nats a token of the held-out texts, each alone in its batch, its end included."""
     policy, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     nats, tokens = 0.0, 0
-    for text in HELD_OUT:
+    for text in (row["text"] for row in HELD_OUT):
         ids = torch.tensor([*tokenizer(text).input_ids, tokenizer.eos_token_id])
         logps = policy.eval()(ids[None]).logits[0, :-1].log_softmax(-1)
         nats -= logps[range(len(ids) - 1), ids[1:]].sum().item()
