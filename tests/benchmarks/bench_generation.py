@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from shapes import SHAPES, qwen3_config
+from step_profile import lines, profiler, range_of
 
 CASES = ("stock_ppo", "ppo", "ppo_fast", "ppo_fast_compiled", "grpo", "grpo_fast", "grpo_fast_compiled", "rloo",
          "rloo_fast", "rloo_fast_compiled", "reinforce_loo_fast", "reinforce_loo_fast_compiled")  # fmt: skip
@@ -49,7 +50,8 @@ class Clock:
         def timed(*args, **kwargs):
             start = self.read()
             try:
-                return inner(*args, **kwargs)
+                with range_of("score" if name == "rollout" else name):
+                    return inner(*args, **kwargs)
             finally:
                 self.now[name] = self.now.get(name, 0.0) + self.read() - start
 
@@ -91,18 +93,13 @@ def run(case: str, options: argparse.Namespace) -> dict:
             if state.global_step % per_update == 0:
                 clock.step()
                 if options.profile and len(clock.steps) == options.steps:
-                    self.profiler = torch.profiler.profile()
-                    self.profiler.__enter__()
+                    self.profiler = profiler()
+                    self.profiler.start()
 
         def on_train_end(self, args, state, control, **kwargs):
             if getattr(self, "profiler", None) is not None:
-                self.profiler.__exit__(None, None, None)
-                by = "self_cuda_time_total" if cuda else "self_cpu_time_total"
-                table = self.profiler.key_averages()
-                print(table.table(sort_by=by, row_limit=25, max_name_column_width=70), file=sys.stderr)
-                print(
-                    table.table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=70), file=sys.stderr
-                )
+                clock.read()
+                self.profiler.stop()
 
     steps = Steps()
     trainer.add_callback(steps)
@@ -115,12 +112,18 @@ def run(case: str, options: argparse.Namespace) -> dict:
         return statistics.median(gap.get(name, 0.0) for gap in gaps[WARM_UP:])
 
     fast = getattr(trainer, "bench_fast", None)
+    of_phases = {
+        "generate": median("generate"), "score": max(median("rollout") - median("generate"), 0.0),
+        "update": median("step") - max(median("rollout"), median("generate")),
+    }  # fmt: skip
+    if options.profile:
+        print(f"\n### {case}, {options.dtype}", *lines(steps.profiler, cuda, of_phases), sep="\n", file=sys.stderr)
     return {
         "case": case, "step": median("step"), "generate": median("generate"),
-        "score": max(median("rollout") - median("generate"), 0.0),
+        "score": of_phases["score"],
         "samples_per_second": options.samples / median("step"),
         "tokens_per_second": options.samples * options.response / max(median("generate"), 1e-9),
-        "update": median("step") - max(median("rollout"), median("generate")),
+        "update": of_phases["update"],
         "peak_gb": (torch.cuda.max_memory_allocated() - steps.start) / 1e9 if cuda else 0.0,
         "all_steps": [round(gap["step"], 2) for gap in gaps],
         "refused": getattr(fast, "refused", None), "compilations": getattr(fast, "compilations", 0),
@@ -311,7 +314,9 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6B")
-    parser.add_argument("--profile", action="store_true", help="of one more step, on the standard error")
+    parser.add_argument(
+        "--profile", action="store_true", help="of one more step, on the standard error: kernels by phase"
+    )
     parser.add_argument("--attention", action="store_true", help="the attention of one token alone")
     parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
