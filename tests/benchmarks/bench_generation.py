@@ -191,12 +191,18 @@ def build(case: str, options: argparse.Namespace, cuda: bool):
         }[case.split("_fast")[0]]
         args = config_class(**common, **no_end, **more, max_completion_length=options.response, num_generations=8,
                             max_steps=total)  # fmt: skip
-        model = made(Qwen3ForCausalLM, config)
-        if case.startswith("rloo"):  # it loads its reference by name
+        model, adapter = made(Qwen3ForCausalLM, config), {}
+        if options.adapter:
+            from peft import LoraConfig
+
+            adapter["peft_config"] = LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
+        if options.adapter == "qlora":
+            model = in_four_bits(model, folder, cuda)
+        elif case.startswith("rloo"):  # it loads its reference by name
             model.save_pretrained(f"{folder}/policy")
             model = Qwen3ForCausalLM.from_pretrained(f"{folder}/policy", dtype=dtype)
         trainer = trainer_class(model, free_function, args, train_dataset=Dataset.from_dict({"prompt": prompts}),
-                                processing_class=tokenizer)  # fmt: skip
+                                processing_class=tokenizer, **adapter)  # fmt: skip
     if case.endswith("_compiled"):
         from trl_ext.trainers.compiled_layers import compile_layers
 
@@ -208,6 +214,23 @@ def build(case: str, options: argparse.Namespace, cuda: bool):
 
         trainer.bench_fast = FastGeneration(trainer).start()
     return trainer
+
+
+def in_four_bits(model, folder: str, cuda: bool):
+    """The same weights as nf4, which bitsandbytes makes of what it loads."""
+    import torch
+    from peft import prepare_model_for_kbit_training
+    from transformers import BitsAndBytesConfig, Qwen3ForCausalLM
+
+    model.to(torch.bfloat16).save_pretrained(f"{folder}/policy")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM.from_pretrained(
+        f"{folder}/policy", quantization_config=config, dtype=torch.bfloat16, device_map={"": 0} if cuda else None
+    )
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def free_function(completion_ids, **kwargs):
@@ -285,6 +308,7 @@ def worker(case: str, dtype: str, options: argparse.Namespace) -> dict | None:
     # of TRL 1.12's PPO alone: it reads Accelerate's precision and not the option `bf16`
     environment = {**os.environ, **({"ACCELERATE_MIXED_PRECISION": "bf16"} if case == "stock_ppo" else {})}
     words += ["--profile"] if options.profile else []
+    words += ["--adapter", options.adapter] if options.adapter else []
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     if options.profile:
         print(done.stderr, file=sys.stderr, flush=True)
@@ -317,6 +341,7 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="of one more step, on the standard error: kernels by phase"
     )
+    parser.add_argument("--adapter", choices=("lora", "qlora"), help="of GRPO, RLOO and reinforce_loo, not of PPO")
     parser.add_argument("--attention", action="store_true", help="the attention of one token alone")
     parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--dtype", help=argparse.SUPPRESS)
@@ -324,6 +349,8 @@ def main() -> None:
     if options.worker:
         print(json.dumps(run(options.worker, options)))
         return
+    if options.adapter and any("ppo" in case for case in options.cases):
+        parser.error("--adapter is not for PPO: name the others with --cases")
     if options.attention:
         attention()
         return

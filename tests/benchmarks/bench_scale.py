@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="gloo, for trying the script")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.profile = False
+    options.profile, options.adapter = False, None
     if options.worker:
         worker(options)
         return
