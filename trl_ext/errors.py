@@ -1,5 +1,14 @@
 """The one error that means: the user can mend this. Recipes print its message alone and exit with a non-zero status."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class UserError(ValueError):
     """A mistake in configuration, data or a reward function. The message is one line and names the fix."""
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str = "") -> str:
+    """`did you mean NEAREST?` for a message about a name nobody knows, or `otherwise` where none is like it."""
+    near = get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

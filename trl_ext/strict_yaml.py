@@ -2,11 +2,12 @@
 
 import os
 import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
 
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, did_you_mean
 
 _EXPONENT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
@@ -79,3 +80,15 @@ def dump_yaml(content: Any) -> str:
     if repr(again) != repr(content):
         raise UserError("these values cannot be written as YAML: they would be read as other ones")
     return text
+
+
+def refuse_unknown_keys(content: Mapping[Any, Any], known: Collection[str], where: str) -> None:
+    """Looks at the keys alone.
+
+    Raises:
+        UserError: a key that is none of `known`, with the nearest of them.
+    """
+    for key in content:
+        if key not in known:
+            meant = did_you_mean(key, known, f"there are: {', '.join(known)}")
+            raise UserError(f"{where}: unknown key {str(key)!r}; {meant}")

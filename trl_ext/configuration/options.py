@@ -1,13 +1,12 @@
 """The options of a configuration that differ from the defaults, and options fitted to their fields."""
 
 import dataclasses
-import difflib
 import typing
 import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from .given import computed_options, given_options, names_set_since
 from .plain import plain, plain_defaults, plain_options, same
 from .values import describe, fit
@@ -66,8 +65,7 @@ def check_options(kind: type, options: Mapping[str, Any], where: str) -> dict[st
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     for name, value in options.items():
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"it is none of {kind.__name__}"
+            meant = did_you_mean(name, names, f"it is none of {kind.__name__}")
             raise UserError(f"{where}: unknown option {str(name)!r}; {meant}")
         try:
             fitted[name] = fit(value, hints[name])

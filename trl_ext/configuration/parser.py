@@ -6,7 +6,6 @@ unknown keys without saying which was meant, and leaves the rest to argparse's u
 
 import argparse
 import dataclasses
-import difflib
 import os
 import sys
 import typing
@@ -18,7 +17,7 @@ import yaml
 from transformers import TrainingArguments
 from trl import TrlParser
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..strict_yaml import StrictLoader
 from .engines import check_engine, telling_engines
 from .header import HEADER, check_header
@@ -144,8 +143,7 @@ def _refuse_unknown(words: list[str], parser: _Parser) -> None:
 
 
 def _nearest(name: str, parser: _Parser, mark: str = "") -> str:
-    found = difflib.get_close_matches(name, _names(parser), n=1)
-    return f"did you mean {mark}{found[0]}?" if found else "--help lists the options"
+    return did_you_mean(mark + name, [mark + each for each in _names(parser)], "--help lists the options")
 
 
 def _names(parser: _Parser) -> list[str]:

@@ -4,11 +4,10 @@
 a model of 4B to 8B on 8 GPUs of 80 GB.
 """
 
-import difflib
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
 from ..strict_yaml import read_yaml
 
 FOLDER = Path(__file__).with_name("templates")
@@ -37,8 +36,7 @@ def template_path(trainer: str, name: str) -> Path:
     """
     names = template_names()
     if trainer not in names:
-        near = difflib.get_close_matches(trainer, names, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+        meant = did_you_mean(trainer, names, f"there are: {', '.join(names)}")
         raise UserError(f"there are no templates of {trainer!r}; {meant}")
     if name not in names[trainer]:
         raise UserError(f"there is no template {name!r} of {trainer}; there are: {', '.join(names[trainer])}")

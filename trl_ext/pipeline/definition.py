@@ -1,15 +1,14 @@
 """What a pipeline is, read from its YAML file and checked before anything runs."""
 
-import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trl_ext.errors import UserError
-from trl_ext.strict_yaml import read_yaml
+from trl_ext.errors import UserError, did_you_mean
+from trl_ext.strict_yaml import read_yaml, refuse_unknown_keys
 
 _EXAMPLE = "stages: [{name: sft, options: {learning_rate: 1.0e-4}}]"
 _PLACE = re.compile(r"\{([A-Za-z_][\w-]*)\}")
@@ -70,7 +69,7 @@ def read_pipeline(path: str | os.PathLike[str], output_dir: str | None = None) -
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected output_dir and {_EXAMPLE}")
-    _known(content, ("output_dir", "stages", "accelerate_config"), str(path))
+    refuse_unknown_keys(content, ("output_dir", "stages", "accelerate_config"), str(path))
     output_dir = output_dir or content.get("output_dir")
     if not isinstance(output_dir, str) or not output_dir:
         raise UserError(f"{path}: output_dir is missing: write output_dir: runs/pipeline")
@@ -93,7 +92,7 @@ def _stage(written: Any, where: str) -> _Written:
         written = {"name": written}
     if not isinstance(written, dict):
         raise UserError(f"{where}: expected a name or a mapping, got {written!r}")
-    _known(written, [each.name for each in fields(_Written)], where)
+    refuse_unknown_keys(written, [each.name for each in fields(_Written)], where)
     name = written.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{where}: a name of letters, digits, _ and - is missing, got {name!r}")
@@ -151,8 +150,8 @@ def _put_in(value: Any, output_dir: str, earlier: list[str], needs: list[str], w
         return value
     whole = _PLACE.fullmatch(value)
     if whole and whole[1] not in earlier:  # in the middle of a text braces may be meant
-        there = ", ".join(earlier) or "none"
-        raise UserError(f"{where}: {value} is no stage before this one{_near(whole[1], earlier)}; there are: {there}")
+        meant = did_you_mean(whole[1], earlier, f"there are: {', '.join(earlier) or 'none'}")
+        raise UserError(f"{where}: {value} is no stage before this one; {meant}")
     needs += [name for name in _PLACE.findall(value) if name in earlier]
     return _PLACE.sub(lambda m: str(Path(output_dir, m[1])) if m[1] in earlier else m[0], value)
 
@@ -162,14 +161,3 @@ def _file(base: Path, name: Any, where: str) -> str:
     if not isinstance(name, str) or not path.is_file():
         raise UserError(f"{where}: there is no file {path}")
     return str(path)
-
-
-def _known(content: Mapping[str, Any], names: Collection[str], where: str) -> None:
-    for name in content:
-        if name not in names:
-            raise UserError(f"{where}: unknown key {name!r}{_near(str(name), names)}; there are: {', '.join(names)}")
-
-
-def _near(name: str, names: Collection[str]) -> str:
-    found = difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {found[0]}?" if found else ""

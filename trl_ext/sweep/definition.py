@@ -1,6 +1,5 @@
 """What a sweep is, read from its YAML file and checked before anything runs."""
 
-import difflib
 import hashlib
 import os
 import shlex
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trl_ext.errors import UserError
-from trl_ext.strict_yaml import read_yaml
+from trl_ext.strict_yaml import read_yaml, refuse_unknown_keys
 from trl_ext.sweep.parameters import Parameter, read_parameters
 
 Method = Literal["grid", "random", "optuna"]
@@ -75,12 +74,7 @@ def read_sweep(path: str | os.PathLike[str]) -> Sweep:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected lines such as `recipe: recipes/ppo.py`, and parameters, metric, output_dir")
-    names = [each.name for each in fields(Sweep)]
-    for name in content:
-        if name not in names:
-            near = difflib.get_close_matches(str(name), names, n=1)
-            raise UserError(f"{path}: unknown key {str(name)!r}; " + (f"did you mean {near[0]}?" if near else
-                            f"there are: {', '.join(names)}"))  # fmt: skip
+    refuse_unknown_keys(content, [each.name for each in fields(Sweep)], str(path))
     for name in ("parameters", "metric", "output_dir"):
         if content.get(name) in (None, "", {}):
             raise UserError(f"{path}: {name} is missing")

@@ -1,6 +1,5 @@
 """What one option may be: a list of values, or a range."""
 
-import difflib
 import math
 import os
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from random import Random
 from typing import Any
 
 from trl_ext.errors import UserError
+from trl_ext.strict_yaml import refuse_unknown_keys
 
 Point = dict[str, Any]  # option -> value: one combination
 MOST_VALUES = 10_000
@@ -69,11 +69,7 @@ def read_parameters(path: str | os.PathLike[str], content: Any) -> dict[str, Par
 
 
 def _range(where: str, content: dict[str, Any]) -> Parameter:
-    for key in content:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, n=1)
-            raise UserError(f"{where}: unknown key {str(key)!r}; "
-                            + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(_KEYS)}"))  # fmt: skip
+    refuse_unknown_keys(content, _KEYS, where)
     low: Any = content.get("min")
     high: Any = content.get("max")
     step, points = content.get("step"), content.get("points")
