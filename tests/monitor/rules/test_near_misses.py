@@ -39,6 +39,24 @@ def test_a_thousandfold_learning_rate_is_named_although_the_accuracy_lags():
     assert [severity for _, severity in said("early_divergence", logs)] == ["error"]
 
 
+def after_resume(logs, at):
+    engine = Engine(["resume_discontinuity"], warmup_steps=0)
+    for step in range(len(next(iter(logs.values())))):
+        if step == at:
+            engine.resumed()
+        engine.observe(step, {name: values[step] for name, values in logs.items()})
+    engine.flush()
+    return [(alert.opened, str(alert.severity)) for alert in engine.alerts]
+
+
+def test_the_kl_of_a_young_run_grows_by_factors_after_an_exact_resume():
+    """A real run of recipes/ppo.yaml: the one that was not resumed had the same logs."""
+    assert after_resume({"objective/kl": [0.0, 0.082, 0.114, 0.689]}, at=2) == []
+    assert after_resume({"objective/kl": [0.0, 0.082, 0.114, 1.3]}, at=2) == [(3, "error")]
+    assert after_resume({"kl": [0.0, 0.008, 0.01, 0.06]}, at=2) == []
+    assert after_resume({"kl": [0.0, 0.008, 0.01, 0.15]}, at=2) == [(3, "error")]
+
+
 def preference(**changed):
     return {"loss": 0.1, "rewards/chosen": 0.5, "rewards/rejected": -0.5, "rewards/accuracies": 1.0, **changed}
 

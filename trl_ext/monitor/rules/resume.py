@@ -26,7 +26,8 @@ class ResumeDiscontinuity(Rule):
     batch size, or `ignore_data_skip`, and the order of the data is another one.
     Matters: optimizer or adapter were not restored, or a part of the data is seen twice and another never.
     Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: three times the
-    level and 6 standard deviations an error; another order of the data a warning.
+    level and 6 standard deviations an error, a KL only from 1 nat a sequence above it (0.1 a token), since that of a
+    young run grows by itself; another order of the data a warning.
     """
 
     name = "resume_discontinuity"
@@ -58,17 +59,18 @@ class ResumeDiscontinuity(Rule):
         return found or Verdict.HEALTHY
 
     def _jump(self, row: Row) -> Finding | None:
-        _, kl = kl_of(row)
+        unit, kl = kl_of(row)
+        kl_floor = self.limits[f"per_{unit}_floor"]
         loss = None if "reward" in row.metrics else row.metrics.get("loss")
-        for metric, value, before in (("loss", loss, self._losses), ("kl", kl, self._kls)):
+        for metric, value, before, floor in (("loss", loss, self._losses, 0.0), ("kl", kl, self._kls, kl_floor)):
             if value is None or not len(before):
                 continue
             level = before.median()
             noise = MAD_TO_SIGMA * median(abs(other - level) for other in before.values())
-            far = abs(value - level) > self.limits["min_z"] * max(noise, 0.05 * abs(level), 1e-3)
+            far = abs(value - level) > max(self.limits["min_z"] * max(noise, 0.05 * abs(level), 1e-3), floor)
             if far and value > self.limits["times"] * max(level, 0.0):
                 return Finding(
-                    Severity.ERROR, "loss" if metric == "loss" else f"kl_per_{kl_of(row)[0]}", value,
+                    Severity.ERROR, "loss" if metric == "loss" else f"kl_per_{unit}", value,
                     f"after the resume {metric} is {value:.3g}, {level:.3g} before it",
                     "1. Weights were not restored: an adapter loaded into a fresh base, or a checkpoint without it "
                     "(compare its size with earlier ones). 2. The optimizer state is missing or of another world "
