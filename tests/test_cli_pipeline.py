@@ -30,6 +30,7 @@ folder = Path(options["output_dir"])
 folder.mkdir(parents=True, exist_ok=True)
 if options.get("sleep") and "resume_from_checkpoint" not in options:
     (folder / "checkpoint-3").mkdir(exist_ok=True)
+    (folder / "checkpoint-3" / "model.safetensors").write_bytes(b"\\x02" + bytes(7) + b"{}")
     (folder / "checkpoint-3" / "trainer_state.json").write_text(options.get("state", '{"global_step": 3}'))
     Path("pid").write_text(str(os.getpid()))
     time.sleep(options["sleep"])
@@ -101,7 +102,7 @@ def test_a_changed_stage_runs_again_with_what_starts_from_it_and_the_old_folder_
     assert json.loads(Path("out/a.before-1/made.json").read_text()) == [{"x": 1}]
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("")])
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text(""), lambda path: os.truncate(path, 5)])
 def test_a_stage_whose_file_was_lost_runs_again(here, lose):
     main(["pipeline", write(FIRST, SECOND)])
     lose(Path("out/a/made.json"))
@@ -188,10 +189,27 @@ def test_bad_input_is_one_line_and_nothing_runs(here, change, expected, capsys):
     assert not Path("out").exists()
 
 
+def test_what_cannot_be_written_is_one_line(here, capsys):
+    Path("out/a.yaml").mkdir(parents=True)
+    assert main(["pipeline", write(FIRST)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "trl-ext: error: stage 1 of 1, a: cannot write into out: Is a directory"
+    )
+    assert main(["pipeline", write(FIRST), "--output_dir", "step.py"]) == 2
+    assert capsys.readouterr().err == "trl-ext: error: output_dir step.py is a file: name a folder\n"
+
+
+def test_a_stage_that_is_killed_is_told_as_such(here, capsys):
+    Path("step.py").write_text("import os; os.kill(os.getpid(), 9)")
+    assert main(["pipeline", write(FIRST)]) == 2
+    assert "seconds by signal 9, by hand or by the kernel" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("content", [
     "{", "[]", '{"stages": []}', '{"stages": {"a": {}}}', '{"stages": {"a": 5}}',
     '{"stages": {"a": {"recipe": "step.py", "options": 5, "from": {}}}}',
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": [3]}}}',
+    '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": {"x": "y"}}}}',
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "pid": -1}}}',
 ])  # fmt: skip
 def test_a_broken_state_is_one_line(here, content, capsys):

@@ -195,12 +195,18 @@ def judge(recipe: str, folder: Path, alone: Path) -> list[tuple[bool, str]]:
     other = reload(folder / recipe / "whole", recipe)
     lines.append((other is None, f"from_pretrained: {other or 'equal'}"))
     steps = {step for step, _ in report["stopped"]["ranks"]}
-    alerts = {str(rules) for _, rules in whole["ranks"]}
     expected = {4} if recipe.startswith("ppo") else {3}  # it logs every other step
-    lines.append(
-        (steps == expected and len(alerts) == 1, f"stop: at step {sorted(steps)}; alerts of the run: {alerts}")
-    )
+    lines.append((steps == expected, f"stop: at step {sorted(steps)}"))
+    for run, (equal, told) in {run: alerts_of(report[run]) for run in report}.items():
+        told_of_fault = run != "stopped" or "nonfinite_metric" in told
+        lines.append((equal and told_of_fault, f"alerts, {run}: {told or 'none'}{'' if equal else ', not on all'}"))
     return lines
+
+
+def alerts_of(run: dict[str, Any]) -> tuple[bool, str]:
+    """Whether all processes had the same, and the main one's."""
+    rules = [rules for _, rules in run["ranks"]]
+    return all(each == rules[0] for each in rules), ", ".join(rules[0])
 
 
 def main() -> int:
@@ -265,6 +271,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", action="store_true", help="all launches side by side; the GPUs have room for it")
     parser.add_argument("--limit", type=float, default=300, help="seconds of one launch, after which it is killed")
     options = parser.parse_args()
+    if options.folder is not None and options.folder.exists() and any(options.folder.iterdir()):
+        parser.error(f"{options.folder} is not empty: name a new folder")
     options.folder = (options.folder or Path(tempfile.mkdtemp(prefix="scale_runs."))).resolve()
     return options
 

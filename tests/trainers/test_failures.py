@@ -19,6 +19,7 @@ from accelerate.utils.constants import FSDP_MODEL_NAME
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from trl import SFTConfig, SFTTrainer
 
 from trl_ext import UserError, tiny, train
@@ -169,6 +170,7 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_tak
         AcceleratorState._reset_state(True)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "trainer_state.json").write_text('{"global_step": 4}')
+    save_file({"weight": torch.ones(2)}, tmp_path / "own" / "model.safetensors")
     plain.is_fsdp_enabled = True
     with pytest.raises(UserError, match="by an undivided run, and this run is one of FSDP: start it without"):
         train(plain, resume_from_checkpoint=str(tmp_path / "own"))

@@ -96,6 +96,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind, lora):
     uninterrupted.train()
     resumed = build(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    needed = {"reinforce_loo_state.json"} | ({"reference/model.safetensors"} if kind != "frozen" else set())
+    assert set(resumed.checkpoint_files) == needed
+    assert all((tmp_path / "checkpoint-3" / name).is_file() for name in needed)
     assert log_rows(uninterrupted)[:-1] == log_rows(resumed)[:-1]
     assert len({row["kl_coef"] for row in log_rows(resumed) if "kl_coef" in row}) > 2
     for key, value in weights(uninterrupted.model).items():
@@ -131,6 +134,7 @@ def test_a_checkpoint_of_an_adapter_without_its_weights_is_one_line(tmp_path):
 def test_a_checkpoint_without_a_value_function_is_one_line(tmp_path):
     loo_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     resumed = loo_trainer(tmp_path / "resumed", baseline="value", max_steps=2)
+    assert resumed.checkpoint_files == ["value_function.safetensors"]
     with pytest.raises(UserError, match="resume from a checkpoint of a run with baseline='value'"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 

@@ -2,14 +2,17 @@
 
 import inspect
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import Trainer as Trainer_
 
 from trl_ext import TrainingStopped, UserError, train
+from trl_ext.checkpoints.saved import _WEIGHTS
 
 
 class Trainer:
@@ -32,8 +35,9 @@ class StockPPO:
 
 def test_the_result_of_the_trainer_comes_back(tmp_path):
     trainer = Trainer()
-    assert train(trainer, resume_from_checkpoint=str(tmp_path)) == "output"
-    assert trainer.received == str(tmp_path)
+    path = str(checkpoint(tmp_path, 4))
+    assert train(trainer, resume_from_checkpoint=path) == "output"
+    assert trainer.received == path
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path):
@@ -42,6 +46,14 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path)
     trainer.args = SimpleNamespace(output_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"no checkpoint 'last'.*has checkpoint-4"):
         train(trainer, resume_from_checkpoint="last")
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(exist_ok=True)
+    save_file({"weight": torch.ones(2)}, path / "model.safetensors")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return path
 
 
 @pytest.mark.parametrize("word", [True, "true", "True"])
@@ -53,7 +65,7 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
     with pytest.raises(UserError, match="no whole checkpoint in"):
         train(trainer, resume_from_checkpoint=word)
     for step in (4, 20):
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text('{"global_step": 4}')
+        checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-100" / "trainer_state.json").write_text('{"epoch": 1.0, "glob')  # killed in mid-write
     train(trainer, resume_from_checkpoint=word)
     assert trainer.received == str(tmp_path / "checkpoint-20")
@@ -62,7 +74,8 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
 @pytest.mark.parametrize(
     ("name", "content"),
     [("trainer_state.json", b'{"epoch": 1.0, "glob'), ("trainer_state.json", b"{}"),
-     ("model.safetensors.index.json", b'{"metadata": {}}'), ("value_function.safetensors", b""),
+     ("model.safetensors.index.json", b'{"metadata": {}}'), ("model.safetensors.index.json", b'{"weight_map": {}}'),
+     ("config.json", b'{"model_type"'), ("value_function.safetensors", b""),
      ("model.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{"), ("optimizer.pt", b"PK half"), ("rng_state.pth", b"")],
 )  # fmt: skip
 def test_a_broken_file_of_a_checkpoint_is_named_before_anything_is_loaded(tmp_path, name, content):
@@ -78,6 +91,27 @@ def test_whole_files_of_a_checkpoint_are_taken(tmp_path):
     torch.save({"state": {}}, tmp_path / "optimizer.pt")
     (tmp_path / "trainer_state.json").write_text('{"global_step": 4}')
     assert train(Trainer(), resume_from_checkpoint=str(tmp_path)) == "output"
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "value_function.safetensors", "reference/model.safetensors"])
+def test_a_checkpoint_that_lacks_what_the_trainer_loads_is_passed_over(tmp_path, lost):
+    trainer = Trainer()
+    trainer.args = SimpleNamespace(output_dir=str(tmp_path))
+    trainer.checkpoint_files = ["value_function.safetensors", "reference/model.safetensors"]
+    for step in (4, 20):
+        (checkpoint(tmp_path, step) / "reference").mkdir()
+        for name in trainer.checkpoint_files:
+            save_file({"weight": torch.ones(2)}, tmp_path / f"checkpoint-{step}" / name)
+    (tmp_path / "checkpoint-20" / lost).unlink()
+    train(trainer, resume_from_checkpoint=True)
+    assert trainer.received == str(tmp_path / "checkpoint-4")
+
+
+def test_shards_without_their_index_are_no_weights(tmp_path):
+    path = checkpoint(tmp_path, 4)
+    (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
+    with pytest.raises(UserError, match="checkpoint-4 holds no weights to resume from"):
+        train(Trainer(), resume_from_checkpoint=str(path))
 
 
 def test_a_shard_that_is_gone_is_named(tmp_path):
@@ -116,12 +150,13 @@ def test_stock_ppo_which_takes_no_arguments_trains_and_refuses_to_resume(tmp_pat
 
 
 def test_a_checkpoint_without_weights_is_one_line(tmp_path):
-    trainer = Trainer(ValueError(f"Can't find a valid checkpoint at {tmp_path}"))
-    with pytest.raises(UserError, match="holds no weights to resume from"):
-        train(trainer, resume_from_checkpoint=str(tmp_path))
-    with pytest.raises(ValueError, match="another"):
-        train(Trainer(ValueError("another")), resume_from_checkpoint=str(tmp_path))
+    (checkpoint(tmp_path, 4) / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="checkpoint-4 holds no weights to resume from"):
+        train(Trainer(), resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
-def test_transformers_says_so_in_these_words():
-    assert "Can't find a valid checkpoint" in inspect.getsource(Trainer_._load_from_checkpoint)
+@pytest.mark.parametrize("name", ["WEIGHTS_NAME", "WEIGHTS_INDEX_NAME", "SAFE_WEIGHTS_NAME", "SAFE_WEIGHTS_INDEX_NAME",
+                                  "ADAPTER_WEIGHTS_NAME", "ADAPTER_SAFE_WEIGHTS_NAME"])  # fmt: skip
+def test_what_transformers_resumes_from_counts_as_weights(tmp_path, name):
+    assert name in inspect.getsource(Trainer_._load_from_checkpoint)
+    assert getattr(transformers.trainer, name) in _WEIGHTS

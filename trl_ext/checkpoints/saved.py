@@ -3,6 +3,7 @@
 import json
 import logging
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from trl_ext.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+# What Transformers takes for weights: whole, as shards by their index, an adapter, divided by FSDP or DeepSpeed
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+            "adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin",
+            "pytorch_model_fsdp*", "global_step*")  # fmt: skip
 _CONFIGURATIONS = {"FSDP": "fsdp2.yaml", "ZeRO-2": "zero2.yaml", "ZeRO-3": "zero3.yaml"}
 
 
@@ -28,16 +33,18 @@ def is_whole(checkpoint: Path) -> bool:
     return isinstance(state, dict) and isinstance(state.get("global_step"), int)
 
 
-def newest_whole(folder: str) -> str:
-    """The newest checkpoint that was saved to its end and has no broken file; of those passed over it warns.
+def newest_whole(folder: str, needed: Collection[str] = ()) -> str:
+    """The newest checkpoint that was saved to its end and lacks no file; of those passed over it warns.
 
+    Args:
+        needed: files that the run's own trainer loads, besides those of every checkpoint.
     Raises:
         UserError: there is none.
     """
     broken: list[str] = []
     for path in reversed([path for path in checkpoints(folder) if is_whole(path)]):
         try:
-            refuse_broken(path)
+            refuse_broken(path, needed)
         except UserError as error:
             broken.append(str(error))
             continue
@@ -48,18 +55,24 @@ def newest_whole(folder: str) -> str:
     raise UserError(broken[0] if broken else none)
 
 
-def how_to_go_on(folder: str) -> str:
+def how_to_go_on(folder: str, needed: Collection[str] = ()) -> str:
     """A sentence for the end of a message: where a run that failed goes on from."""
     try:
-        return f"To go on: resume_from_checkpoint: true takes {newest_whole(folder)}."
+        return f"To go on: resume_from_checkpoint: true takes {newest_whole(folder, needed)}."
     except UserError:
         return f"There is no whole checkpoint in {folder} to go on from; save_strategy: steps and save_steps make them."
 
 
-def refuse_broken(checkpoint: Path) -> None:
-    """Half a file, such as a full disk or a broken copy leaves it, by its frame alone: no weight is read."""
+def refuse_broken(checkpoint: Path, needed: Collection[str] = ()) -> None:
+    """Half a file, such as a full disk or a broken copy leaves it, by its frame alone, and what is gone: no weight is
+    read.
+
+    Raises:
+        UserError: names the file.
+    """
     state = checkpoint / "trainer_state.json"
     broken = [state] if state.exists() and not is_whole(checkpoint) else []
+    broken += [path for path in sorted(checkpoint.glob("*.json")) if _json(path) is None]
     broken += [path for path in sorted(checkpoint.rglob("*.safetensors")) if not _is_safetensors(path)]
     torch_files = [path for kind in ("*.pt*", "*.bin") for path in sorted(checkpoint.rglob(kind)) if path.is_file()]
     broken += [path for path in torch_files if not zipfile.is_zipfile(path)]
@@ -69,8 +82,13 @@ def refuse_broken(checkpoint: Path) -> None:
         gone = [name for name in _files_of(index) if not (checkpoint / name).is_file()]
         if gone:
             raise UserError(f"{checkpoint / gone[0]} is gone: resume from another checkpoint, or copy this one again.")
-    if (checkpoint / "adapter_config.json").exists() and not list(checkpoint.glob("adapter_model.*")):
-        raise UserError(f"{checkpoint} has no adapter_model.safetensors: resume from another, or copy it again.")
+    lost = [name for name in needed if not (checkpoint / name).exists()]
+    if (checkpoint / "adapter_config.json").exists() and not any(checkpoint.glob("adapter_model.*")):
+        lost.append("adapter_model.safetensors")
+    if lost:
+        raise UserError(f"{checkpoint} has no {lost[0]}: resume from another, or copy it again.")
+    if not any(any(checkpoint.glob(pattern)) for pattern in _WEIGHTS):
+        raise UserError(f"{checkpoint} holds no weights to resume from: choose another checkpoint, or copy it again.")
 
 
 def refuse_other_engine(checkpoint: Path, trainer: Any) -> None:
@@ -133,7 +151,7 @@ def _files_of(index: Path) -> list[str]:
     """The files that an index of Transformers names, each once."""
     content = _json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{index} is broken: resume from another checkpoint, or copy this one again.")
     return list(dict.fromkeys(names.values()))
 

@@ -1,6 +1,7 @@
 """The pipeline itself: each stage that is not done yet, one after another."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -62,17 +63,24 @@ def run_pipeline(
         folder = stage.options["output_dir"]
         resume = state.differs(stage) is None and _has_checkpoint(folder)
         say(f"{name}: " + ("goes on from its newest checkpoint" if resume else state.differs(stage) or "begins anew"))
-        if not resume:
-            put_aside(Path(folder), "before")
         options = {**stage.options, "resume_from_checkpoint": "true"} if resume else stage.options
-        _options_file(pipeline, stage).write_text(dump_yaml(options), encoding="utf-8")
+        try:
+            if not resume:
+                put_aside(Path(folder), "before")
+            _options_file(pipeline, stage).write_text(dump_yaml(options), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{name}: cannot write into {pipeline.output_dir}: {error.strerror}") from error
         began = time.monotonic()
         code = _run(command_of(pipeline, stage, num_processes), stage, state)
         seconds = time.monotonic() - began
         if code:
+            how = (
+                f"with status {code}, for the reason above; mend it" if code > 0 else f"by signal {-code}: look for it"
+            )
+            if -code == signal.SIGKILL:
+                how = "by signal 9, by hand or by the kernel because memory was full (dmesg): make room"
             raise UserError(
-                f"{name} failed after {seconds:.0f} seconds with status {code}, for the reason above; mend it and give "
-                "the same command again: what is done is kept"
+                f"{name} failed after {seconds:.0f} seconds {how} and give the same command again: what is done is kept"
             )
         state.end(stage, time.time(), seconds)
         ran.append(stage.name)

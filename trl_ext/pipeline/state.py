@@ -46,8 +46,9 @@ class PipelineState:
         self._set(stage, {**self.made_of(stage), **facts})
 
     def end(self, stage: Stage, ended: float, seconds: float) -> None:
-        """It is done; which files it left is kept, since without one of them it has to run again."""
-        made = sorted(path.name for path in Path(stage.options["output_dir"]).glob("*") if _has_content(path))
+        """It is done. The files it left are noted with their sizes: without one of them, whole, it has to run again."""
+        files = sorted(path for path in Path(stage.options["output_dir"]).glob("*") if path.is_file())
+        made = {path.name: path.stat().st_size for path in files}
         self._set(stage, {**self.made_of(stage), "ended": ended, "seconds": round(seconds, 1), "made": made})
 
     def made_of(self, stage: Stage) -> dict[str, Any]:
@@ -63,9 +64,11 @@ class PipelineState:
         folder = Path(stage.options["output_dir"])
         if not any(folder.glob("*")):
             return f"there is nothing in {folder}"
-        gone = [folder / name for name in was.get("made", []) if not _has_content(folder / name)]
-        if gone:
-            return f"{gone[0]} is {'empty' if gone[0].exists() else 'gone'}"
+        for name, size in was.get("made", {}).items():
+            if not (folder / name).is_file():
+                return f"{folder / name} is gone"
+            if (folder / name).stat().st_size < size:
+                return f"{folder / name} is shorter than it was"
         changed = [name for name in {**now["options"], **was["options"]}
                    if now["options"].get(name) != was["options"].get(name)]  # fmt: skip
         if changed or now["recipe"] != was["recipe"]:
@@ -96,15 +99,13 @@ def read_state(folder: Path) -> dict[str, dict[str, Any]]:
         stages = json.loads(path.read_text(encoding="utf-8"))["stages"]
     except FileNotFoundError:
         return {}
+    except NotADirectoryError as error:
+        raise UserError(f"output_dir {folder} is a file: name a folder") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path}: remove it, and every stage runs again") from error
     if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
         raise UserError(f"{path} holds no state of a pipeline: remove it, and every stage runs again")
     return stages
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _is_stage(facts: Any) -> bool:
@@ -113,8 +114,8 @@ def _is_stage(facts: Any) -> bool:
         and isinstance(facts.get("recipe"), str)
         and isinstance(facts.get("options"), dict)
         and isinstance(facts.get("from"), dict)
-        and isinstance(made := facts.get("made", []), list)
-        and all(isinstance(name, str) for name in made)
+        and isinstance(made := facts.get("made", {}), dict)
+        and all(isinstance(size, int) for size in made.values())
         and isinstance(facts.get("pid", 1), int)
         and facts.get("pid", 1) > 0
         and all(isinstance(facts.get(name, 0.0), int | float) for name in ("ended", "seconds", "created"))

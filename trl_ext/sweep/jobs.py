@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from trl_ext.checkpoints.errors import printable
+from trl_ext.errors import UserError
 from trl_ext.strict_yaml import dump_yaml, read_yaml
 from trl_ext.sweep.definition import Sweep
 from trl_ext.sweep.parameters import Point
@@ -53,13 +54,17 @@ def run_job(sweep: Sweep, job: int, options: dict[str, Any], on_start: Callable[
         on_start: called with `pid` and `created` of its process.
     """
     folder = Path(sweep.output_dir) / str(job)
-    put_aside(folder)
-    folder.mkdir(parents=True)
-    if sweep.recipe is not None:
-        base = {} if sweep.config is None else read_yaml(sweep.config) or {}
-        (folder / CONFIG_FILE).write_text(dump_yaml({**base, **options}), encoding="utf-8")
+    try:
+        put_aside(folder)
+        folder.mkdir(parents=True)
+        if sweep.recipe is not None:
+            base = {} if sweep.config is None else read_yaml(sweep.config) or {}
+            (folder / CONFIG_FILE).write_text(dump_yaml({**base, **options}), encoding="utf-8")
+        log_file = open(folder / LOG_FILE, "wb")  # noqa: SIM115 - closed below, after the job
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}") from error
     began = time.monotonic()
-    with open(folder / LOG_FILE, "wb") as log:
+    with log_file as log:
         try:
             # a session of its own: what it starts can be ended with it, and Ctrl-C reaches it through us alone
             process = subprocess.Popen(

@@ -52,13 +52,19 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
     args = getattr(trainer, "args", None)
     folder = str(getattr(args, "output_dir", "."))
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _NO_HOST_MEMORY in str(error):
-        return UserError(f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {how_to_go_on(folder)}")
+        return UserError(f"{_where(trainer)}: {_first_sentences(error)} {_advice(trainer)} {to_go_on(trainer)}")
     if _is_disk_full(error):
         disk = _disk(folder, getattr(args, "save_total_limit", None))
-        return UserError(f"{_where(trainer, saving=True)}: {disk} {how_to_go_on(folder)}")
+        return UserError(f"{_where(trainer, saving=True)}: {disk} {to_go_on(trainer)}")
     if _several() and _PEER_GONE.search(str(error)):
-        return LostProcessError(f"{_where(trainer)}: {lost_process()} {how_to_go_on(folder)}")
+        return LostProcessError(f"{_where(trainer)}: {lost_process()} {to_go_on(trainer)}")
     return None
+
+
+def to_go_on(trainer: Any) -> str:
+    """The sentence for the end of a message, with the checkpoint that `resume_from_checkpoint: true` would take."""
+    folder = str(getattr(getattr(trainer, "args", None), "output_dir", "."))
+    return how_to_go_on(folder, getattr(trainer, "checkpoint_files", ()))
 
 
 def lost_process() -> str:

@@ -22,13 +22,16 @@ def train(trainer, **kwargs):
     Returns:
         what `trainer.train` returns; None for stock PPO (always) and for a run that was stopped.
     Raises:
-        UserError: no such checkpoint, one with a broken file, without the weights of its adapter or of another engine;
+        UserError: no such checkpoint, one with a broken file, without weights or of another engine;
             stock PPO is asked to resume, which it cannot; no memory, a full disk or a lost process (`failures.py`).
     """
     kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    if kwargs and not inspect.signature(trainer.train).parameters:
+        raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     checkpoint = kwargs.get("resume_from_checkpoint")
     if checkpoint is True or str(checkpoint).lower() == "true":
-        checkpoint = kwargs["resume_from_checkpoint"] = newest_whole(trainer.args.output_dir)
+        needed = getattr(trainer, "checkpoint_files", ())
+        checkpoint = kwargs["resume_from_checkpoint"] = newest_whole(trainer.args.output_dir, needed)
     elif isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
         raise UserError(
             f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} has "
@@ -39,15 +42,9 @@ def train(trainer, **kwargs):
     if isinstance(checkpoint, str):
         refuse_other_engine(Path(checkpoint), trainer)
         refuse_other_form(Path(checkpoint), trainer)
-    if kwargs and not inspect.signature(trainer.train).parameters:
-        raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     try:
         with speaking_when_terminated(trainer), telling_failures(trainer):
             return trainer.train(**kwargs)
-    except ValueError as error:
-        if "valid checkpoint" not in str(error):  # Transformers': a folder without weights
-            raise
-        raise UserError(f"{checkpoint} holds no weights to resume from: choose another checkpoint.") from error
     except TrainingStopped as stopped:
         print(stopped)
         return None

@@ -27,7 +27,7 @@ except ImportError:  # before TRL 1.15 log-probabilities come from logits
 
 REFERENCE_ADAPTER = "ref"  # GRPOTrainer scores the reference with an adapter of this name where there is one
 _OF_REFERENCE = re.compile(rf"\.{REFERENCE_ADAPTER}(?=\.|$)")
-_FOLDER = "reference"
+REFERENCE_FILE = "reference/model.safetensors"  # in a checkpoint
 
 
 def is_peft(model, peft_config=None) -> bool:
@@ -153,8 +153,9 @@ def save_reference(trainer: Any, folder: str) -> None:
             if trainer.args.should_save:
                 state[name] = weight.detach().to("cpu", copy=True).contiguous()
     if trainer.args.should_save:
-        os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
-        save_file(state, os.path.join(folder, _FOLDER, "model.safetensors"))
+        path = os.path.join(folder, REFERENCE_FILE)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        save_file(state, path)
 
 
 def load_reference(trainer: Any, folder: str) -> None:
@@ -163,7 +164,7 @@ def load_reference(trainer: Any, folder: str) -> None:
     Raises:
         UserError: it is not there, or of another model.
     """
-    path = os.path.join(folder, _FOLDER, "model.safetensors")
+    path = os.path.join(folder, REFERENCE_FILE)
     parameters = reference_parameters(trainer)
     try:
         with safe_open(path, framework="pt") as file:

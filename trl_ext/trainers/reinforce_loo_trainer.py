@@ -41,6 +41,7 @@ from .kl_controller import KLController
 from .process_statistics import global_means, global_moments
 from .reference import (
     REFERENCE_ADAPTER,
+    REFERENCE_FILE,
     ReferenceUpdateCallback,
     add_reference_adapter,
     copy_of_policy,
@@ -534,13 +535,25 @@ class ReinforceLOOTrainer(EpisodeTrainer):
                 json.dump(state, file)
         super()._save_checkpoint(model, trial)
 
+    @property
+    def checkpoint_files(self) -> list[str]:
+        """What a resume with these options loads besides what every Trainer does; `train` looks for it beforehand."""
+        args, files = self.args, []
+        if args.baseline == "value":
+            files.append(VALUE_FILE)
+        if args.reference != "frozen":
+            files.append(REFERENCE_FILE)
+        if args.kl_target is not None or args.baseline == "ema":
+            files.append(STATE_FILE)
+        return files
+
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
         if self.args.reference != "frozen":
             load_reference(self, checkpoint)
-        if self.args.kl_target is None and self.args.baseline != "ema":
+        if STATE_FILE not in self.checkpoint_files:
             return  # nothing moves: a checkpoint of another trainer will do
         path = os.path.join(checkpoint, STATE_FILE)
         try:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..checkpoints.saved import how_to_go_on
-from .failures import LostProcessError, lost_process
+from .failures import LostProcessError, lost_process, to_go_on
 
 _LEAVE = 3  # seconds
 _SPEAKERS = ("0", "1")  # of a machine: one of them is there, whichever process is gone
@@ -39,9 +38,7 @@ def speaking_when_terminated(trainer: Any) -> Iterator[None]:
     try:
         yield
     except LostProcessError:  # the launcher will end this one any moment
-        if (
-            os.environ["LOCAL_RANK"] == "0"
-        ):  # it says so at once, and must not be ended before; others wait in `cli_errors`
+        if os.environ["LOCAL_RANK"] == "0":  # it says so at once, not ended before; others wait in `cli_errors`
             _stop(before, wake, listener, signal.SIG_IGN)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_LEAVE)  # the end of a process can wait for the others as well
@@ -66,7 +63,7 @@ def _listen(awake: socket.socket, wake: socket.socket, trainer: Any) -> None:
             step = trainer.state.global_step + 1
             print(
                 f"error: ended by SIGTERM in step {step}, process {os.environ.get('RANK', '0')}: the launcher does so "
-                f"when {lost_process()} {how_to_go_on(trainer.args.output_dir)}",
+                f"when {lost_process()} {to_go_on(trainer)}",
                 file=sys.stderr,
                 flush=True,
             )
