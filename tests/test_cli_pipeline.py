@@ -30,7 +30,8 @@ folder = Path(options["output_dir"])
 folder.mkdir(parents=True, exist_ok=True)
 if options.get("sleep") and "resume_from_checkpoint" not in options:
     (folder / "checkpoint-3").mkdir(exist_ok=True)
-    (folder / "checkpoint-3" / "model.safetensors").write_bytes(b"\\x02" + bytes(7) + b"{}")
+    (folder / "checkpoint-3" / "model.safetensors").write_bytes(
+        b"\\x38" + bytes(7) + b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.ljust(56) + b"a")
     (folder / "checkpoint-3" / "trainer_state.json").write_text(options.get("state", '{"global_step": 3}'))
     Path("pid").write_text(str(os.getpid()))
     time.sleep(options["sleep"])
@@ -102,7 +103,15 @@ def test_a_changed_stage_runs_again_with_what_starts_from_it_and_the_old_folder_
     assert json.loads(Path("out/a.before-1/made.json").read_text()) == [{"x": 1}]
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text(""), lambda path: os.truncate(path, 5)])
+@pytest.mark.parametrize(
+    "lose",
+    [
+        Path.unlink,
+        lambda path: path.write_text(""),
+        lambda path: os.truncate(path, 5),
+        lambda path: path.write_text(path.read_text() + "more"),
+    ],
+)
 def test_a_stage_whose_file_was_lost_runs_again(here, lose):
     main(["pipeline", write(FIRST, SECOND)])
     lose(Path("out/a/made.json"))
@@ -210,6 +219,7 @@ def test_a_stage_that_is_killed_is_told_as_such(here, capsys):
     '{"stages": {"a": {"recipe": "step.py", "options": 5, "from": {}}}}',
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": [3]}}}',
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": {"x": "y"}}}}',
+    "[" * 200_000,
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "pid": -1}}}',
 ])  # fmt: skip
 def test_a_broken_state_is_one_line(here, content, capsys):

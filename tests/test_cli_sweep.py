@@ -22,7 +22,7 @@ import yaml
 from trl_ext import UserError
 from trl_ext.cli import main
 from trl_ext.sweep.definition import read_sweep
-from trl_ext.sweep.jobs import command_of
+from trl_ext.sweep.jobs import command_of, end_left_over
 from trl_ext.sweep.metric import value_of
 from trl_ext.sweep.parameters import read_parameters
 from trl_ext.sweep.points import draws, grid, points_of
@@ -35,6 +35,10 @@ out = pathlib.Path(words["--output_dir"])
 with open(out.parent / "calls.txt", "a") as calls:
     calls.write(out.name + chr(10))
 mode = words.get("--mode", "ok")
+if mode == "gone":
+    import shutil
+    shutil.rmtree(out)
+    sys.exit(3)
 if mode == "fail":
     print("some output")
     sys.exit("ValueError: it went wrong")
@@ -172,6 +176,46 @@ def hanging_at_the_second_job(sweep_file, tmp_path):
     wait_for(tmp_path / "out" / "2" / "pid")
     time.sleep(0.1)  # what it says of the job is written by then
     return path, process, int((tmp_path / "out" / "2" / "pid").read_text())
+
+
+def test_a_job_that_removes_its_own_folder_ends_no_sweep(sweep_file, tmp_path, capsys):
+    assert main(["sweep", sweep_file({"mode": ["gone", "ok"]})]) == 0
+    assert "its log.txt cannot be read" in capsys.readouterr().err
+    assert calls(tmp_path) == ["1", "2"]
+
+
+@pytest.mark.parametrize("line", [
+    '{"event": "ended"}', '{"event": "ended", "job": 1}', '{"event": "ended", "job": [1]}', '{"event": "sweep"}',
+    '{"event": "started", "job": "1"}', '{"event": "begun", "job": 1}',
+    '{"event": "ended", "job": 1, "status": "ok", "note": "", "seconds": 1, "value": "high"}',
+])  # fmt: skip
+def test_what_no_sweep_wrote_is_one_line(sweep_file, tmp_path, line, capsys):
+    file = sweep_file({"x": [1]})
+    assert main(["sweep", file]) == 0
+    capsys.readouterr()
+    with open(tmp_path / "out" / "sweep.jsonl", "a") as state:
+        state.write(line + "\n")
+    assert main(["sweep", file]) == 2
+    assert "sweep.jsonl holds no events of a sweep in the line" in capsys.readouterr().err
+    assert calls(tmp_path) == ["1"]
+
+
+def test_a_file_of_another_kind_is_not_written_on(sweep_file, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.jsonl").write_bytes(bytes(range(256)) * 4)
+    assert main(["sweep", sweep_file({"x": [1]})]) == 2
+    assert "holds no events of a sweep" in capsys.readouterr().err
+    assert (tmp_path / "out" / "sweep.jsonl").read_bytes() == bytes(range(256)) * 4
+
+
+@pytest.mark.parametrize("created", [float("nan"), 0.0])
+def test_a_process_that_is_not_surely_the_left_over_one_is_let_be(created):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert not end_left_over({"pid": process.pid, "created": created})
+        assert process.poll() is None
+    finally:
+        process.kill()
 
 
 def test_a_sweep_that_was_killed_runs_the_job_in_progress_again_and_no_other(sweep_file, tmp_path, capsys):

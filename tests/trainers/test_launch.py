@@ -75,7 +75,8 @@ def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word)
     ("name", "content"),
     [("trainer_state.json", b'{"epoch": 1.0, "glob'), ("trainer_state.json", b"{}"),
      ("model.safetensors.index.json", b'{"metadata": {}}'), ("model.safetensors.index.json", b'{"weight_map": {}}'),
-     ("config.json", b'{"model_type"'), ("value_function.safetensors", b""),
+     ("config.json", b'{"model_type"'), ("reinforce_loo_state.json", b"{}"),
+     ("model.safetensors", b"\x02\x00\x00\x00\x00\x00\x00\x00{}"), ("value_function.safetensors", b""),
      ("model.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{"), ("optimizer.pt", b"PK half"), ("rng_state.pth", b"")],
 )  # fmt: skip
 def test_a_broken_file_of_a_checkpoint_is_named_before_anything_is_loaded(tmp_path, name, content):
@@ -128,9 +129,32 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
 
 
 def test_an_adapter_without_its_weights_is_named(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     with pytest.raises(UserError, match=r"no adapter_model\.safetensors"):
         train(Trainer(), resume_from_checkpoint=str(tmp_path))
+
+
+def test_an_adapter_without_its_configuration_is_no_whole_model(tmp_path):
+    path = checkpoint(tmp_path, 4)
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"no adapter_config\.json"):
+        train(Trainer(), resume_from_checkpoint=str(path))
+
+
+def test_a_checkpoint_that_was_cut_short_is_named(tmp_path):
+    path = checkpoint(tmp_path, 4)
+    (path / "trainer_state.json").unlink()
+    with pytest.raises(UserError, match=r"not saved to its end, trainer_state\.json is missing"):
+        train(Trainer(), resume_from_checkpoint=str(path))
+
+
+def test_what_is_whole_or_none_of_a_resumes_business_is_taken(tmp_path):
+    path = checkpoint(tmp_path, 4)
+    torch.save({"state": {}}, path / "optimizer.pt", _use_new_zipfile_serialization=False)
+    for name in ("tokens.bin", "x.pt.trace.json", "notes.json", "special_tokens_map.json"):
+        (path / name).write_text("null")
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    assert train(Trainer(), resume_from_checkpoint=str(path)) == "output"
 
 
 def test_a_stopped_run_returns_and_says_why(capsys):

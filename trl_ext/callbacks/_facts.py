@@ -40,6 +40,8 @@ def read_facts(args: TrainingArguments, state: TrainerState, trainer: Any = None
         if hasattr(args, "get_warmup_steps"):
             facts["warmup_steps"] = args.get_warmup_steps(state.max_steps)
     facts["logging_steps"] = 1 if stock_ppo else state.logging_steps  # stock PPO logs every update
+    moves = getattr(args, "reference", "frozen") != "frozen" or getattr(args, "sync_ref_model", False)
+    facts["reference_moves"] = moves or None
     facts["held_back_rewards"] = _held_back(args, trainer)
     facts |= _read(_group_facts, args, facts["logging_steps"])
     facts |= _read(_model_facts, event.get("model")) | _read(_tokenizer_facts, event.get("processing_class"))

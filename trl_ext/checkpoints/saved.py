@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
@@ -17,7 +18,11 @@ logger = logging.getLogger(__name__)
 # What Transformers takes for weights: whole, as shards by their index, an adapter, divided by FSDP or DeepSpeed
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
             "adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin",
-            "pytorch_model_fsdp*", "global_step*")  # fmt: skip
+            "pytorch_model_fsdp.bin", "pytorch_model_fsdp_*/*", "global_step*/*_states.pt")  # fmt: skip
+_JSON = ("config.json", "generation_config.json", "adapter_config.json", "reinforce_loo_state.json")
+_BY_TORCH = re.compile(  # what a resume loads; others' files of these kinds are none of its business
+    r"(pytorch_model|adapter_model|optimizer|scheduler|scaler|rng_state).*\.(bin|pt|pth)|.*_states\.pt"
+)
 _CONFIGURATIONS = {"FSDP": "fsdp2.yaml", "ZeRO-2": "zero2.yaml", "ZeRO-3": "zero3.yaml"}
 
 
@@ -72,23 +77,30 @@ def refuse_broken(checkpoint: Path, needed: Collection[str] = ()) -> None:
     """
     state = checkpoint / "trainer_state.json"
     broken = [state] if state.exists() and not is_whole(checkpoint) else []
-    broken += [path for path in sorted(checkpoint.glob("*.json")) if _json(path) is None]
+    broken += [path for path in map(checkpoint.joinpath, _JSON) if path.exists() and not _json(path)]
     broken += [path for path in sorted(checkpoint.rglob("*.safetensors")) if not _is_safetensors(path)]
-    torch_files = [path for kind in ("*.pt*", "*.bin") for path in sorted(checkpoint.rglob(kind)) if path.is_file()]
-    broken += [path for path in torch_files if not zipfile.is_zipfile(path)]
+    broken += [
+        path for path in sorted(checkpoint.rglob("*.*")) if _BY_TORCH.fullmatch(path.name) and not _is_torch(path)
+    ]
     if broken:
         raise UserError(f"{broken[0]} is broken: resume from another checkpoint, or copy this one again.")
     for index in sorted(checkpoint.glob("*.index.json")):
+        if (checkpoint / index.name.removesuffix(".index.json")).is_file():  # which Transformers takes then
+            continue
         gone = [name for name in _files_of(index) if not (checkpoint / name).is_file()]
         if gone:
             raise UserError(f"{checkpoint / gone[0]} is gone: resume from another checkpoint, or copy this one again.")
     lost = [name for name in needed if not (checkpoint / name).exists()]
     if (checkpoint / "adapter_config.json").exists() and not any(checkpoint.glob("adapter_model.*")):
         lost.append("adapter_model.safetensors")
+    if any(checkpoint.glob("adapter_model.*")) and not (checkpoint / "adapter_config.json").exists():
+        lost.append("adapter_config.json")
     if lost:
         raise UserError(f"{checkpoint} has no {lost[0]}: resume from another, or copy it again.")
     if not any(any(checkpoint.glob(pattern)) for pattern in _WEIGHTS):
         raise UserError(f"{checkpoint} holds no weights to resume from: choose another checkpoint, or copy it again.")
+    if not state.exists():
+        raise UserError(f"{checkpoint} was not saved to its end, {state.name} is missing: resume from another.")
 
 
 def refuse_other_engine(checkpoint: Path, trainer: Any) -> None:
@@ -141,9 +153,18 @@ def refuse_other_form(checkpoint: Path, trainer: Any) -> None:
 
 def _is_safetensors(path: Path) -> bool:
     try:
-        with safe_open(path, framework="pt"):
-            return True
+        with safe_open(path, framework="pt") as file:
+            return bool(file.keys())
     except (OSError, SafetensorError):
+        return False
+
+
+def _is_torch(path: Path) -> bool:
+    """A zip archive, or the older form, which begins as a pickle does and has no frame."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"\x80\x02" or zipfile.is_zipfile(file)
+    except OSError:  # a folder of that name as well
         return False
 
 
@@ -159,5 +180,5 @@ def _files_of(index: Path) -> list[str]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

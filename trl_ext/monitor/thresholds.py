@@ -321,10 +321,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("sampling_mismatch.difference_logs", 10, "logs in a row", _IN_A_ROW),
     # resume
     Threshold("resume_discontinuity.logs", 3, "logs", "after the resume that are judged"),
-    Threshold("resume_discontinuity.times", 3, "times the level before", "alpaca-lora#72 had ten"),
+    Threshold("resume_discontinuity.times", 3, "times the level before, or that part of it", "alpaca-lora#72 had ten"),
     Threshold("resume_discontinuity.min_z", 6, "robust standard deviations", "outside the noise"),
-    Threshold("resume_discontinuity.per_sequence_floor", 1, "nats above the level before", "a young run's KL grows"),
-    Threshold("resume_discontinuity.per_token_floor", 0.1, "nats above the level before", "a young run's KL grows"),
+    Threshold("resume_discontinuity.per_sequence_floor", 1, "nats from the level before", "a young run's KL grows"),
+    Threshold("resume_discontinuity.per_token_floor", 0.1, "nats from the level before", "a young run's KL grows"),
     Threshold("resume_discontinuity.epoch_share", 0.02, "of the epoch", "the rounding of a logged epoch"),
     # resources
     Threshold("memory_growth.logs", 128, "logs", "caches fill for a while"),

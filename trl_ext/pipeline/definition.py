@@ -118,6 +118,8 @@ def _found(stage: _Written, base: Path, output_dir: str, earlier: list[str], whe
     needs: list[str] = []
     options |= stage.options
     for name, value in options.items():
+        if not isinstance(name, str):
+            raise UserError(f"{where}: options: {name} is a {type(name).__name__}: put it in quotes")
         _plain(value, earlier, f"{where}: options: {name}")
     named = _put_in(options, output_dir, earlier, needs, where)
     engine = stage.accelerate_config and _file(base, stage.accelerate_config, f"{where}: accelerate_config")

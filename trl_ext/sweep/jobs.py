@@ -93,7 +93,7 @@ def end_left_over(started: dict[str, Any]) -> bool:
     """Ends the process of a job whose sweep was killed, if it still runs: the very one, not one that has its number."""
     try:
         process = psutil.Process(started["pid"])
-        if abs(process.create_time() - started["created"]) > 0.01:
+        if not abs(process.create_time() - started["created"]) <= 0.01:  # nor where it is no number
             return False
         family = [process, *process.children(recursive=True)]
     except (psutil.Error, KeyError):
@@ -111,16 +111,19 @@ def end_left_over(started: dict[str, Any]) -> bool:
 
 def last_line(folder: Path) -> str:
     """Of a job's output, the last that says something, of at most 400 characters."""
-    with open(folder / LOG_FILE, "rb") as log:
-        log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
-        text = log.read().decode(errors="replace")
+    try:
+        with open(folder / LOG_FILE, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError as error:  # it removed its own folder
+        return f"its {LOG_FILE} cannot be read: {error.strerror}"
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
     return printable(lines[-1][:400]) if lines else "it printed nothing"
 
 
 def put_aside(folder: Path, mark: str = "cut-short") -> None:
     """What a job wrote that was cut short is kept: a run that appended to it would mix two."""
-    if folder.exists():
+    if os.path.lexists(folder):
         number = 1
         while folder.with_name(f"{folder.name}.{mark}-{number}").exists():
             number += 1

@@ -10,12 +10,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
+
 from trl_ext.errors import UserError
 from trl_ext.monitor.files import LineFile
 from trl_ext.monitor.reading import read_records
 from trl_ext.sweep.definition import Sweep
 
 STATE_FILE = "sweep.jsonl"
+_JOB = {"type": "integer", "minimum": 1}
+_NUMBER = {"type": "number"}
+_EVENT = Draft202012Validator({"type": "object", "oneOf": [
+    {"properties": {"event": {"const": "sweep"}, "sweep": {"type": "object"}}, "required": ["event", "sweep"]},
+    {"properties": {"event": {"const": "started"}, "job": _JOB, "pid": _JOB, "created": _NUMBER},
+     "required": ["event", "job"]},
+    {"properties": {"event": {"const": "ended"}, "job": _JOB, "status": {"type": "string"}, "note": {"type": "string"},
+                    "seconds": _NUMBER, "value": {"type": ["number", "null"]}},
+     "required": ["event", "job", "status", "note", "seconds", "value"]},
+]})  # fmt: skip
 
 
 class SweepState:
@@ -28,7 +40,7 @@ class SweepState:
         """Opens the folder's file, or begins it; one process at a time.
 
         Raises:
-            UserError: another sweep is in the folder, one runs there now, or it cannot be written.
+            UserError: another sweep is in the folder, one runs there now, its file is none, or it cannot be written.
         """
         self.folder = Path(sweep.output_dir)
         path = self.folder / STATE_FILE
@@ -36,7 +48,7 @@ class SweepState:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115 - held as long as the sweep runs
             lock_folder(self._lock, self.folder, "sweep")
-            events = read_records(path.read_bytes()) if path.exists() else []
+            events = _events(path)
         except OSError as error:
             raise UserError(f"cannot write into {self.folder}: {error.strerror}") from error
         self.ended = {event["job"]: event for event in events if event.get("event") == "ended"}
@@ -69,6 +81,17 @@ class SweepState:
 
     def _append(self, event: dict[str, Any]) -> None:
         self._file.append(json.dumps(event, allow_nan=False))
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """A line that was cut short by a kill is left out; what was never written by a sweep is not taken for one."""
+    content = path.read_bytes() if path.exists() else b""
+    events = read_records(content)
+    wrong = [event for event in events if not _EVENT.is_valid(event)]
+    if wrong or (b"\n" in content and not any(event["event"] == "sweep" for event in events)):
+        line = f" in the line {json.dumps(wrong[0])[:80]}" if wrong else ""
+        raise UserError(f"{path} holds no events of a sweep{line}: mend it, or give another output_dir")
+    return events
 
 
 def _cannot_write(path: Path, error: OSError) -> None:

@@ -39,8 +39,8 @@ def test_a_thousandfold_learning_rate_is_named_although_the_accuracy_lags():
     assert [severity for _, severity in said("early_divergence", logs)] == ["error"]
 
 
-def after_resume(logs, at):
-    engine = Engine(["resume_discontinuity"], warmup_steps=0)
+def after_resume(logs, at, **facts):
+    engine = Engine(["resume_discontinuity"], warmup_steps=0, facts=facts)
     for step in range(len(next(iter(logs.values())))):
         if step == at:
             engine.resumed()
@@ -55,6 +55,17 @@ def test_the_kl_of_a_young_run_grows_by_factors_after_an_exact_resume():
     assert after_resume({"objective/kl": [0.0, 0.082, 0.114, 1.3]}, at=2) == [(3, "error")]
     assert after_resume({"kl": [0.0, 0.008, 0.01, 0.06]}, at=2) == []
     assert after_resume({"kl": [0.0, 0.008, 0.01, 0.15]}, at=2) == [(3, "error")]
+
+
+@pytest.mark.parametrize("name", ["objective/kl", "kl"])
+def test_a_kl_that_is_gone_after_a_resume_is_that_of_weights_that_were_not_restored(name):
+    """A real run of reinforce_loo: the checkpoint held the first policy's weights. 14.6 nats a sequence, then 0."""
+    scale = 1.0 if name == "objective/kl" else 1 / 24
+    before = [13.1 * scale, 15.2 * scale, 14.6 * scale]
+    assert after_resume({name: [*before, 0.0, 0.4 * scale]}, at=3) == [(3, "error")]
+    assert after_resume({name: [*before, 11.0 * scale, 16.0 * scale]}, at=3) == []
+    assert after_resume({name: [*before, 0.0, 0.4 * scale]}, at=3, reference_moves=True) == []
+    assert after_resume({name: [0.3 * scale, *before, 0.2 * scale]}, at=4) == []  # it has been there before
 
 
 def preference(**changed):

@@ -21,13 +21,14 @@ DATA = {
 class ResumeDiscontinuity(Rule):
     """After a resume the run does not go on where it had stopped.
 
-    Sees: (1) loss or KL of the first three logs after a resume against the last before, in units of their noise; (2)
+    Sees: (1) loss or KL of the first three logs after a resume against the last before, in units of their noise: a
+    rise, and of the KL a fall as well, since weights that were not restored are those of the reference; (2)
     the epoch, which must grow with the step as before; (3) what the checkpoint says of the data: another seed, set or
     batch size, or `ignore_data_skip`, and the order of the data is another one.
     Matters: optimizer or adapter were not restored, or a part of the data is seen twice and another never.
     Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: three times the
-    level and 6 standard deviations an error, a KL only from 1 nat a sequence above it (0.1 a token), since that of a
-    young run grows by itself; another order of the data a warning.
+    level or a third of it, and 6 standard deviations, an error, a KL only from 1 nat a sequence apart (0.1 a token),
+    since that of a young run moves by itself; another order of the data a warning.
     """
 
     name = "resume_discontinuity"
@@ -68,7 +69,9 @@ class ResumeDiscontinuity(Rule):
             level = before.median()
             noise = MAD_TO_SIGMA * median(abs(other - level) for other in before.values())
             far = abs(value - level) > max(self.limits["min_z"] * max(noise, 0.05 * abs(level), 1e-3), floor)
-            if far and value > self.limits["times"] * max(level, 0.0):
+            rose = value > self.limits["times"] * max(level, 0.0)
+            fell = metric == "kl" and value * self.limits["times"] < min(before.values())
+            if far and (rose or (fell and not self.facts.get("reference_moves"))):  # which takes the KL with it
                 return Finding(
                     Severity.ERROR, "loss" if metric == "loss" else f"kl_per_{unit}", value,
                     f"after the resume {metric} is {value:.3g}, {level:.3g} before it",
