@@ -74,13 +74,9 @@ def run_pipeline(
         code = _run(command_of(pipeline, stage, num_processes), stage, state)
         seconds = time.monotonic() - began
         if code:
-            how = (
-                f"with status {code}, for the reason above; mend it" if code > 0 else f"by signal {-code}: look for it"
-            )
-            if -code == signal.SIGKILL:
-                how = "by signal 9, by hand or by the kernel because memory was full (dmesg): make room"
             raise UserError(
-                f"{name} failed after {seconds:.0f} seconds {how} and give the same command again: what is done is kept"
+                f"{name} failed after {seconds:.0f} seconds {_how(code)} and give the same command again: what is done "
+                "is kept"
             )
         state.end(stage, time.time(), seconds)
         ran.append(stage.name)
@@ -99,6 +95,14 @@ def _run(words: list[str], stage: Stage, state: PipelineState) -> int:
         return process.wait()
     finally:
         end_group(process)
+
+
+def _how(code: int) -> str:
+    if code > 0:
+        return f"with status {code}, for the reason above; mend it"
+    if -code == signal.SIGKILL:
+        return "by signal 9, by hand or by the kernel because memory was full (dmesg): make room"
+    return f"by signal {-code}: find what sent it"
 
 
 def _has_checkpoint(folder: str) -> bool:
