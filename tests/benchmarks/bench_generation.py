@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shapes import SHAPES, qwen3_config
+from shapes import SHAPES, in_four_bits, lora_config, qwen3_config
 from step_profile import lines, profiler, range_of
 
 CASES = ("stock_ppo", "ppo", "ppo_fast", "ppo_fast_compiled", "grpo", "grpo_fast", "grpo_fast_compiled", "rloo",
@@ -193,11 +193,10 @@ def build(case: str, options: argparse.Namespace, cuda: bool):
                             max_steps=total)  # fmt: skip
         model, adapter = made(Qwen3ForCausalLM, config), {}
         if options.adapter:
-            from peft import LoraConfig
-
-            adapter["peft_config"] = LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
-        if options.adapter == "qlora":
-            model = in_four_bits(model, folder, cuda)
+            adapter["peft_config"] = lora_config()
+        if options.adapter == "qlora":  # the same weights
+            model.to(torch.bfloat16).save_pretrained(f"{folder}/policy")
+            model = in_four_bits(f"{folder}/policy")
         elif case.startswith("rloo"):  # it loads its reference by name
             model.save_pretrained(f"{folder}/policy")
             model = Qwen3ForCausalLM.from_pretrained(f"{folder}/policy", dtype=dtype)
@@ -214,23 +213,6 @@ def build(case: str, options: argparse.Namespace, cuda: bool):
 
         trainer.bench_fast = FastGeneration(trainer).start()
     return trainer
-
-
-def in_four_bits(model, folder: str, cuda: bool):
-    """The same weights as nf4, which bitsandbytes makes of what it loads."""
-    import torch
-    from peft import prepare_model_for_kbit_training
-    from transformers import BitsAndBytesConfig, Qwen3ForCausalLM
-
-    model.to(torch.bfloat16).save_pretrained(f"{folder}/policy")
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM.from_pretrained(
-        f"{folder}/policy", quantization_config=config, dtype=torch.bfloat16, device_map={"": 0} if cuda else None
-    )
-    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def free_function(completion_ids, **kwargs):

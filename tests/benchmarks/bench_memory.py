@@ -69,9 +69,8 @@ def stored(shape: str) -> str:
 def build(shape: str, option: str, folder: str | None):
     import torch
     from datasets import Dataset
-    from peft import LoraConfig, prepare_model_for_kbit_training
-    from shapes import qwen3_config
-    from transformers import BitsAndBytesConfig, Qwen3ForCausalLM
+    from shapes import in_four_bits, lora_config, qwen3_config
+    from transformers import Qwen3ForCausalLM
 
     from trl_ext import ReinforceLOOConfig, ReinforceLOOTrainer, drop_raw_logs, tiny
 
@@ -79,14 +78,7 @@ def build(shape: str, option: str, folder: str | None):
     tokenizer, cuda = tiny.byte_tokenizer(), torch.cuda.is_available()
     torch.manual_seed(0)
     if bits == 4:
-        config = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )  # fmt: skip
-        model = Qwen3ForCausalLM.from_pretrained(
-            folder, quantization_config=config, dtype=torch.bfloat16, device_map={"": 0} if cuda else None
-        )
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        model = in_four_bits(folder)
     else:
         with torch.device("cuda" if cuda else "cpu"):
             model = Qwen3ForCausalLM(qwen3_config(shape, tokenizer)).to(getattr(torch, dtype))
@@ -101,7 +93,7 @@ def build(shape: str, option: str, folder: str | None):
         max_steps=STEPS, learning_rate=1e-6, bf16=cuda, use_cpu=not cuda, report_to="none", save_strategy="no",
         disable_tqdm=True, logging_steps=1, **{"gradient_checkpointing": False, **more},
     )  # fmt: skip
-    peft_config = LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None
+    peft_config = lora_config() if lora else None
     trainer = ReinforceLOOTrainer(
         model, letter_reward, args, processing_class=tokenizer, peft_config=peft_config,
         train_dataset=Dataset.from_dict({"prompt": ["".join(map(chr, row)) for row in letters]}),

@@ -20,3 +20,26 @@ def qwen3_config(shape: str, tokenizer: Any, **more: Any) -> Any:
 
     pads = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     return Qwen3Config(**SHAPES[shape], **pads, **more)
+
+
+def lora_config() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=32, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def in_four_bits(folder: str) -> Any:
+    """The policy in `folder` as nf4, which bitsandbytes makes of what it loads, ready for an adapter."""
+    import torch
+    from peft import prepare_model_for_kbit_training
+    from transformers import BitsAndBytesConfig, Qwen3ForCausalLM
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM.from_pretrained(
+        folder, quantization_config=config, dtype=torch.bfloat16,
+        device_map={"": 0} if torch.cuda.is_available() else None,
+    )  # fmt: skip
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -27,8 +27,8 @@ def profiler() -> Any:
     return torch.profiler.profile(activities=kinds)
 
 
-def phases_of(profile: Any, on_card: bool) -> dict[str, Counter]:
-    """Phase -> microseconds by kernel; without a card those of the operators themselves."""
+def phases_of(profile: Any, on_card: bool) -> dict[str, tuple[Counter, Counter]]:
+    """Phase -> microseconds and calls by kernel; without a card those of the operators themselves."""
     from torch.autograd import DeviceType
 
     events = profile.events()
@@ -38,15 +38,15 @@ def phases_of(profile: Any, on_card: bool) -> dict[str, Counter]:
         for event in events
         if event.name.startswith(MARK) and event.device_type == DeviceType.CPU
     )  # fmt: skip
-    found: dict[str, Counter] = {}
+    found: dict[str, tuple[Counter, Counter]] = {}
     for event in events:
         if event.name.startswith(MARK) or (event.device_type == DeviceType.CUDA) != on_card:
             continue
         start = event.time_range.start
         phase = next((name for _, first, last, name in ranges if first <= start <= last), "update")
-        took = event.time_range.elapsed_us() if on_card else event.self_cpu_time_total
-        found.setdefault(phase, Counter())[event.name] += took
-        found.setdefault(f"{phase}, calls", Counter())[event.name] += 1
+        times, calls = found.setdefault(phase, (Counter(), Counter()))
+        times[event.name] += event.time_range.elapsed_us() if on_card else event.self_cpu_time_total
+        calls[event.name] += 1
     return found
 
 
@@ -56,13 +56,12 @@ def lines(profile: Any, on_card: bool, seconds: Mapping[str, float]) -> list[str
     Args:
         seconds: phase -> what it takes without the profiler.
     """
-    found, text = phases_of(profile, on_card), []
-    for phase in (name for name in found if not name.endswith(", calls")):
-        calls, busy = found[f"{phase}, calls"], found[phase].total() / 1e6
-        wall = seconds.get(phase)
+    text = []
+    for phase, (times, calls) in phases_of(profile, on_card).items():
+        busy, wall = times.total() / 1e6, seconds.get(phase)
         of = f" of {wall:.2f} s ({busy / wall:.0%})" if wall else " s"
         text += ["", f"{phase}: kernels {busy:.2f}{of}, {calls.total():,} of them", "",
                  "| kernel | seconds | calls |", "|---|---|---|"]  # fmt: skip
-        for name, took in found[phase].most_common(KERNELS_SHOWN):
+        for name, took in times.most_common(KERNELS_SHOWN):
             text.append(f"| {name[:100].replace('|', '/')} | {took / 1e6:.3f} | {calls[name]:,} |")
     return text

@@ -109,8 +109,6 @@ def refuse_other_engine(checkpoint: Path, trainer: Any) -> None:
     own = "FSDP" if getattr(trainer, "is_fsdp_enabled", False) else None
     if getattr(trainer, "is_deepspeed_enabled", False):
         own = "ZeRO-3" if trainer.accelerator.state.deepspeed_plugin.zero_stage == 3 else "ZeRO-2"
-    if not is_whole(checkpoint):
-        return
     if saved == own:
         if parts and parts != trainer.args.world_size:
             raise UserError(
@@ -141,7 +139,7 @@ def refuse_other_form(checkpoint: Path, trainer: Any) -> None:
         getattr(trainer, "accelerator", trainer).unwrap_model(trainer.model) if hasattr(trainer, "model") else None
     )
     adapts, is_adapter = hasattr(trained, "peft_config"), (checkpoint / "adapter_config.json").exists()
-    if adapts == is_adapter or not is_whole(checkpoint):
+    if adapts == is_adapter:
         return
     has, trains = ("an adapter", "all weights") if is_adapter else ("a whole model", "an adapter")
     change = "set use_peft: true" if is_adapter else "drop use_peft"
