@@ -18,8 +18,8 @@ THREADS ?= 1
 WITHOUT_TRL := functional monitor checkpoints tiny reporting data sweep
 REWARDS_WITHOUT_TRL := ending failures format json_actions json_format json_schema keywords language length numeric reliability \
 	reliability_numbers remote repetition safety samples sentiment text
-ONE_LANE := $(WITHOUT_TRL) $(patsubst %,rewards/test_%.py,$(REWARDS_WITHOUT_TRL)) test_data.py test_degenerate_pairs.py \
-	test_preferences.py test_review_agent.py test_layers.py test_cli.py test_cli_checkpoint.py test_cli_sweep.py \
+ONE_LANE := $(WITHOUT_TRL) $(patsubst %,rewards/test_%.py,$(REWARDS_WITHOUT_TRL)) test_data.py test_errors.py \
+	test_degenerate_pairs.py test_preferences.py test_review_agent.py test_layers.py test_cli.py test_cli_checkpoint.py test_cli_sweep.py \
 	test_cli_pipeline.py recipes/test_scale.py
 # Tests run in that many processes, those of a file in one: what a file prepares is prepared once.
 CORES := $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")

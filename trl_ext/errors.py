@@ -1,11 +1,18 @@
 """The one error that means: the user can mend this. Recipes print its message alone and exit with a non-zero status."""
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UserError(ValueError):
     """A mistake in configuration, data or a reward function. The message is one line and names the fix."""
+
+
+def say(line: str) -> None:
+    """A line on stderr in one write. `print` makes two of it, between which another process of the run can write."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str = "") -> str:

@@ -1,11 +1,10 @@
 """`trl-ext checkpoint`: is a checkpoint healthy, and what moved since another?"""
 
 import argparse
-import sys
 from pathlib import Path
 
 from trl_ext.cli.output import ALERTS, FAIL_ON, WRONG_INPUT, complain
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, say
 from trl_ext.monitor.alerts import Severity
 from trl_ext.monitor.strict_json import to_strict_json
 
@@ -76,7 +75,7 @@ def _report(verdict, folder: str) -> None:
     from trl_ext.reporting.checkpoint_report import write_report
 
     for path in write_report(verdict, Path(folder)):
-        print(f"trl-ext: wrote {path}", file=sys.stderr)
+        say(f"trl-ext: wrote {path}")
 
 
 def _readable(health) -> bool:

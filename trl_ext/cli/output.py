@@ -1,7 +1,6 @@
 """Exit codes, and the one line of an error."""
 
-import sys
-
+from trl_ext.errors import say
 from trl_ext.monitor import Severity
 
 WRONG_INPUT, ALERTS = 2, 3  # exit codes; 0 is success
@@ -10,5 +9,5 @@ FAIL_ON = [severity.value for severity in Severity if severity > Severity.INFO]
 
 def complain(message: str) -> int:
     """Prints one line, and returns the exit code."""
-    print(f"trl-ext: error: {' '.join(message.split())}", file=sys.stderr)
+    say(f"trl-ext: error: {' '.join(message.split())}")
     return WRONG_INPUT

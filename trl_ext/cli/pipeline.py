@@ -4,6 +4,8 @@ import argparse
 import shlex
 import sys
 
+from trl_ext.errors import UserError, say
+
 INTERRUPTED = 130
 
 
@@ -27,7 +29,6 @@ def _pipeline(options: argparse.Namespace) -> int:
     from dataclasses import replace
     from pathlib import Path
 
-    from trl_ext.errors import UserError
     from trl_ext.pipeline.checking import check_stages
     from trl_ext.pipeline.definition import read_pipeline
     from trl_ext.pipeline.results import results_table
@@ -58,7 +59,7 @@ def _pipeline(options: argparse.Namespace) -> int:
         try:
             ran = run_pipeline(pipeline, state, _say, options.num_processes)
         except KeyboardInterrupt:
-            print("trl-ext: ended; the same command goes on from here", file=sys.stderr)
+            say("trl-ext: ended; the same command goes on from here")
             return INTERRUPTED
         for stage in pipeline.stages:  # what compare.py has printed, where it has not just done so
             path = Path(stage.options["output_dir"], "comparison.txt")
@@ -72,4 +73,4 @@ def _pipeline(options: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     sys.stdout.flush()
-    print(f"trl-ext: {line}", file=sys.stderr, flush=True)
+    say(f"trl-ext: {line}")

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from trl_ext.cli.output import ALERTS, FAIL_ON, complain
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, say
 from trl_ext.monitor import Engine
 from trl_ext.monitor.presets import PRESETS
 from trl_ext.monitor.replay import Replay, engine_for, replay
@@ -81,7 +81,7 @@ def _open_log(path: str):
 
 def _show(result: Replay, as_json: bool) -> None:
     for note in result.notes:
-        print(f"trl-ext: {result.path}: {note}", file=sys.stderr)
+        say(f"trl-ext: {result.path}: {note}")
     if as_json:
         print(json.dumps(result.to_dict(), allow_nan=False))
         return

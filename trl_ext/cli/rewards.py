@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from trl_ext.cli.output import ALERTS, FAIL_ON
-from trl_ext.errors import UserError
+from trl_ext.errors import UserError, say
 from trl_ext.monitor.strict_json import to_strict_json
 
 
@@ -136,9 +136,7 @@ def _tokenize(model: str | None) -> Callable[[list[str]], list[list[int]]] | Non
         try:
             tokenizer = AutoTokenizer.from_pretrained(model_path(model))
         except (OSError, ValueError) as error:
-            print(
-                f"trl-ext: no tokenizer of {model}, so tokens are not counted: {one_line(error, 200)}", file=sys.stderr
-            )
+            say(f"trl-ext: no tokenizer of {model}, so tokens are not counted: {one_line(error, 200)}")
             return None
     return lambda texts: tokenizer(texts)["input_ids"]
 

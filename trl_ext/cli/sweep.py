@@ -3,7 +3,8 @@
 import argparse
 import json
 import shlex
-import sys
+
+from trl_ext.errors import say
 
 NO_VALUE, INTERRUPTED = 1, 130
 
@@ -35,9 +36,9 @@ def _sweep(options: argparse.Namespace) -> int:
         return _list(planned(sweep), sweep.method, options.json)
     interrupt_on_signals()
     try:
-        results = run_sweep(sweep, lambda line: print(f"trl-ext: {line}", file=sys.stderr, flush=True))
+        results = run_sweep(sweep, lambda line: say(f"trl-ext: {line}"))
     except KeyboardInterrupt:
-        print("trl-ext: ended; the same command goes on from here", file=sys.stderr)
+        say("trl-ext: ended; the same command goes on from here")
         return INTERRUPTED
     if options.json:
         print(json.dumps(results_json(sweep, results)))

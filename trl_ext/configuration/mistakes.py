@@ -1,7 +1,6 @@
 """What a user got wrong, in one line and with exit status 2; a fault of the code keeps its traceback."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 from transformers.utils import cached_file
 
 from .. import tiny
-from ..errors import UserError
+from ..errors import UserError, say
 
 TRACEBACK = "TRL_EXT_TRACEBACK"
 _FIRST = 10.0  # seconds: what all processes find is said by the first, after whose end the launcher ends the others
@@ -28,7 +27,7 @@ def cli_errors() -> Iterator[None]:
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
             time.sleep(_FIRST)
-        print(f"error: {one_line(error, limit=1000)}", file=sys.stderr, flush=True)
+        say(f"error: {one_line(error, limit=1000)}")
         raise SystemExit(2) from None
 
 

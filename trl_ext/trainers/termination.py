@@ -3,12 +3,12 @@
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import say
 from .failures import LostProcessError, lost_process, to_go_on
 
 _LEAVE = 3  # seconds
@@ -61,10 +61,8 @@ def _listen(awake: socket.socket, wake: socket.socket, trainer: Any) -> None:
     while numbers := awake.recv(64):  # until `wake` is closed
         if signal.SIGTERM in numbers:
             step = trainer.state.global_step + 1
-            print(
+            say(
                 f"error: ended by SIGTERM in step {step}, process {os.environ.get('RANK', '0')}: the launcher does so "
-                f"when {lost_process()} {to_go_on(trainer)}",
-                file=sys.stderr,
-                flush=True,
+                f"when {lost_process()} {to_go_on(trainer)}"
             )
             os._exit(128 + signal.SIGTERM)
