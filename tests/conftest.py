@@ -3,6 +3,7 @@
 The environment is set before any test module imports torch, TRL or a tracker, so this file imports none of them.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -40,6 +41,13 @@ ships_ppo = installed_trl < Version("1.13")
 def trl_version() -> Version:
     """The installed TRL, without importing it."""
     return installed_trl
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_is_not_looked_for_among_imports() -> None:
+    """Trainers collect garbage often (stock PPO after each mini-batch): over all that TRL imports that takes near a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
