@@ -45,7 +45,7 @@ def trl_version() -> Version:
 
 @pytest.fixture(scope="module", autouse=True)
 def _garbage_is_not_looked_for_among_imports() -> None:
-    """Trainers collect garbage often (stock PPO after each mini-batch): over all that TRL imports that takes near a second."""
+    """Trainers collect garbage often, stock PPO after each mini-batch; over all that TRL imports it takes a second."""
     gc.collect()
     gc.freeze()
 

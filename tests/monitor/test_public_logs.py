@@ -177,6 +177,23 @@ def test_a_loss_that_jumps_at_a_resume_is_a_discontinuity():
     assert [(a.rule, a.step, a.severity) for a in news] == [("resume_discontinuity", 30, "error")]
 
 
+def test_no_run_is_discontinuous_when_it_goes_on_exactly():
+    """Wherever it is resumed (every fifth log here; every log: none of 2,900 either)."""
+    found = []
+    for path in sorted((DATA / "traces").glob("*.jsonl")):
+        logs = [json.loads(line) for line in path.read_text().splitlines()]
+        logs = [row["logs"] for row in logs if {"loss", "kl", "objective/kl"} & row["logs"].keys()]
+        for cut in range(3, len(logs) - 3, 5):
+            engine = Engine(["resume_discontinuity"])
+            for step in range(max(cut - 16, 0), cut + 3):
+                if step == cut:
+                    engine.resumed()
+                engine.observe(step, {key: value for key, value in logs[step].items() if key != "epoch"})
+            engine.flush()
+            found += [(path.name, cut, alert.message) for alert in engine.alerts]
+    assert found == []
+
+
 def test_six_megabytes_a_step_are_a_growth_of_memory():
     case = json.loads((DATA / "public_reports.json").read_text())["vram_growth"]
     first, last, steps = case["gb_first_10_steps"] * 1024, case["gb_at_crash"] * 1024, case["crash_steps"][0]

@@ -322,7 +322,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
     # resume
     Threshold("resume_discontinuity.logs", 3, "logs", "after the resume that are judged"),
     Threshold("resume_discontinuity.times", 3, "times the level before, or that part of it", "alpaca-lora#72 had ten"),
-    Threshold("resume_discontinuity.min_z", 6, "robust standard deviations", "outside the noise"),
+    Threshold("resume_discontinuity.loss_times", 1.5, "times the level before", "DPO: 0.3 to log 2"),
+    Threshold("resume_discontinuity.loss_floor", 0.02, "from the level before", "a loss near 0 varies by factors"),
+    Threshold("resume_discontinuity.min_z", 6, "robust standard deviations of such ratios", "outside the noise"),
+    Threshold("resume_discontinuity.largest", 2, "times the largest ratio so far", "heavy tails; a KL that grows"),
     Threshold("resume_discontinuity.per_sequence_floor", 1, "nats from the level before", "a young run's KL grows"),
     Threshold("resume_discontinuity.per_token_floor", 0.1, "nats from the level before", "a young run's KL grows"),
     Threshold("resume_discontinuity.epoch_share", 0.02, "of the epoch", "the rounding of a logged epoch"),

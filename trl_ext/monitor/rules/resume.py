@@ -1,6 +1,7 @@
 """The seam of a run that was resumed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import log
 from statistics import median
 from typing import Any
 
@@ -18,17 +19,25 @@ DATA = {
 }  # fmt: skip
 
 
+_LEVEL = 3  # logs whose median is the level
+_NOTHING = 0.01  # of the level
+_ENOUGH = 8  # logs that tell the noise of a loss
+
+
 class ResumeDiscontinuity(Rule):
     """After a resume the run does not go on where it had stopped.
 
-    Sees: (1) loss or KL of the first three logs after a resume against the last before, in units of their noise: a
-    rise, and of the KL a fall as well, since weights that were not restored are those of the reference; (2)
-    the epoch, which must grow with the step as before; (3) what the checkpoint says of the data: another seed, set or
-    batch size, or `ignore_data_skip`, and the order of the data is another one.
+    Sees: (1) loss or KL of the first three logs after a resume against the last three before, as a ratio
+    and in units of how much that ratio varied so far: a rise, and of the KL a fall as well, since weights that were
+    not restored are those of the reference, whose KL is nothing; (2) the epoch, which must grow with the step as
+    before; (3) what the checkpoint says of the data: another seed, set or batch size, or `ignore_data_skip`, and the
+    order of the data is another one.
     Matters: optimizer or adapter were not restored, or a part of the data is seen twice and another never.
-    Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: three times the
-    level or a third of it, and 6 standard deviations, an error, a KL only from 1 nat a sequence apart (0.1 a token),
-    since that of a young run moves by itself; another order of the data a warning.
+    Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: 6 standard
+    deviations and twice the largest change so far, an error; a KL three times the level or a third of it, 1 nat a
+    sequence apart (0.1 a token); a loss of 1.5 times the level (three times, with fewer than eight logs). A change of
+    less than three times, or a KL that is low but not gone, has to be seen twice, since batches are noisy. Another
+    order of the data is a warning.
     """
 
     name = "resume_discontinuity"
@@ -40,47 +49,56 @@ class ResumeDiscontinuity(Rule):
         self._losses, self._kls = Recent(16), Recent(16)
         self._pace = _Pace()
         self._after = 0  # logs since the resume that are still judged
+        self._seen: dict[str, int] = {}  # how many of them have a change, by metric
 
     def resumed(self) -> None:
         self._after = int(self.limits["logs"])
+        self._seen = {"loss": 0, "kl": 0}
 
     def check(self, row: Row) -> Finding | Verdict:
-        found = None
-        if self._after > 0:
-            self._after -= 1
-            found = self._jump(row) or self._data_order(row)
-        kl = kl_of(row)[1]
-        loss = row.metrics.get("loss")
-        if found is None or found.severity < Severity.ERROR:
-            if loss is not None and "reward" not in row.metrics:
-                self._losses.push(loss)
-            if kl is not None:
-                self._kls.push(kl)
+        unit, kl = kl_of(row)
+        # that of a policy gradient is no level
+        loss = None if "reward" in row.metrics or len(self._kls) else row.metrics.get("loss")
+        judged, found = self._after > 0, None
+        self._after = max(self._after - 1, 0)
+        for metric, value, before in (("loss", loss, self._losses), ("kl", kl, self._kls)):
+            if value is None:
+                continue
+            clear = self._change(metric, value, before.values(), unit) if judged else None
+            if clear is None:
+                before.push(value)
+                continue
+            self._seen[metric] += 1
+            if found is None and (clear or self._seen[metric] > 1):
+                found = _jump("loss" if metric == "loss" else f"kl_per_{unit}", metric, value, _level(before.values()))
+        found = found or (self._data_order(row) if judged else None)
         self._pace.push(row)
         return found or Verdict.HEALTHY
 
-    def _jump(self, row: Row) -> Finding | None:
-        unit, kl = kl_of(row)
-        kl_floor = self.limits[f"per_{unit}_floor"]
-        loss = None if "reward" in row.metrics else row.metrics.get("loss")
-        for metric, value, before, floor in (("loss", loss, self._losses, 0.0), ("kl", kl, self._kls, kl_floor)):
-            if value is None or not len(before):
-                continue
-            level = before.median()
-            noise = MAD_TO_SIGMA * median(abs(other - level) for other in before.values())
-            far = abs(value - level) > max(self.limits["min_z"] * max(noise, 0.05 * abs(level), 1e-3), floor)
-            rose = value > self.limits["times"] * max(level, 0.0)
-            fell = metric == "kl" and value * self.limits["times"] < min(before.values())
-            if far and (rose or (fell and not self.facts.get("reference_moves"))):  # which takes the KL with it
-                return Finding(
-                    Severity.ERROR, "loss" if metric == "loss" else f"kl_per_{unit}", value,
-                    f"after the resume {metric} is {value:.3g}, {level:.3g} before it",
-                    "1. Weights were not restored: an adapter loaded into a fresh base, or a checkpoint without it "
-                    "(compare its size with earlier ones). 2. The optimizer state is missing or of another world "
-                    "size. 3. Pass the checkpoint to trainer.train(resume_from_checkpoint=...), not only to the model.",
-                    {"before": level},
-                )  # fmt: skip
+    def _change(self, metric: str, value: float, before: list[float], unit: str) -> bool | None:
+        """Whether it is clear at once; `None` where `value` goes on from `before`."""
+        if len(before) < _LEVEL or (level := _level(before)) <= 0:
+            return None
+        times, limits = self.limits["times"], self.limits
+        floor = limits["loss_floor"] if metric == "loss" else limits[f"per_{unit}_floor"]
+        highest = max(before[-_LEVEL:])  # what comes back from a low batch is no rise
+        if value - highest > floor:
+            rise = limits["loss_times"] if metric == "loss" and len(before) >= _ENOUGH else times
+            if _ratio(value, highest, level) > max(log(rise), self._usual(_ratios(before, max, level))):
+                return value > times * highest
+        falls = metric == "kl" and not self.facts.get("reference_moves")  # which takes the KL with it
+        if falls and level - value > floor:
+            usual = self._usual([-ratio for ratio in _ratios(before, median, level)])
+            if -_ratio(value, level, level) > max(log(times), usual):
+                return abs(value) <= _NOTHING * level
         return None
+
+    def _usual(self, ratios: list[float]) -> float:
+        """How far the run goes by itself. Up and down by ratios of their own: a KL that grows may still not fall."""
+        far = [ratio for ratio in ratios if ratio > 0]
+        if not far:
+            return 0.0
+        return max(self.limits["min_z"] * MAD_TO_SIGMA * median(far), self.limits["largest"] * max(far))
 
     def _data_order(self, row: Row) -> Finding | None:
         now, before = self.facts.get("data") or {}, self.facts.get("data_before") or {}
@@ -103,6 +121,32 @@ class ResumeDiscontinuity(Rule):
             "Some examples come twice and others never. Keep seed, data_seed, data and batch sizes of the first run, "
             "and ignore_data_skip=False; or start a new run from the weights.",
         )  # fmt: skip
+
+
+def _jump(name: str, metric: str, value: float, level: float) -> Finding:
+    return Finding(
+        Severity.ERROR, name, value,
+        f"after the resume {metric} is {value:.3g}, {level:.3g} before it",
+        "1. Weights were not restored: an adapter loaded into a fresh base, or a checkpoint without it "
+        "(compare its size with earlier ones). 2. The optimizer state is missing or of another world "
+        "size. 3. Pass the checkpoint to trainer.train(resume_from_checkpoint=...), not only to the model.",
+        {"before": level},
+    )  # fmt: skip
+
+
+def _level(values: list[float]) -> float:
+    return median(values[-_LEVEL:])
+
+
+def _ratio(value: float, level: float, scale: float) -> float:
+    """The logarithm of `value / level`, where less than a hundredth of `scale` counts as that."""
+    least = _NOTHING * scale
+    return log(max(value, least) / max(level, least))
+
+
+def _ratios(values: list[float], level: Callable[[list[float]], float], scale: float) -> list[float]:
+    """Of each of `values` to the level of those before it."""
+    return [_ratio(values[i], level(values[max(i - _LEVEL, 0) : i]), scale) for i in range(1, len(values))]
 
 
 class _Pace(Statistic):
