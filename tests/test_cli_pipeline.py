@@ -214,6 +214,17 @@ def test_a_stage_that_is_killed_is_told_as_such(here, capsys):
     assert "seconds by signal 9, by hand or by the kernel" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_stage_that_was_killed_before_it_wrote_leaves_nothing_aside(here, capsys):
+    step = Path("step.py").read_text()
+    Path("step.py").write_text("import os; os.makedirs('out/a'); os.kill(os.getpid(), 9)")
+    assert main(["pipeline", write(FIRST)]) == 2
+    Path("step.py").write_text(step)
+    assert main(["pipeline", write(FIRST), "--dry-run"]) == 0
+    assert "a: it was cut short" in capsys.readouterr().out
+    assert main(["pipeline", write(FIRST)]) == 0
+    assert sorted(path.name for path in Path("out").glob("a*")) == ["a", "a.yaml"]
+
+
 @pytest.mark.parametrize("content", [
     "{", "[]", '{"stages": []}', '{"stages": {"a": {}}}', '{"stages": {"a": 5}}',
     '{"stages": {"a": {"recipe": "step.py", "options": 5, "from": {}}}}',
@@ -221,6 +232,8 @@ def test_a_stage_that_is_killed_is_told_as_such(here, capsys):
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": {"x": "y"}}}}',
     "[" * 200_000,
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "pid": -1}}}',
+    '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "ended": NaN}}}',
+    '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "seconds": 1e999}}}',
 ])  # fmt: skip
 def test_a_broken_state_is_one_line(here, content, capsys):
     Path("out").mkdir()

@@ -186,7 +186,10 @@ def test_a_job_that_removes_its_own_folder_ends_no_sweep(sweep_file, tmp_path, c
 
 @pytest.mark.parametrize("line", [
     '{"event": "ended"}', '{"event": "ended", "job": 1}', '{"event": "ended", "job": [1]}', '{"event": "sweep"}',
-    '{"event": "started", "job": "1"}', '{"event": "begun", "job": 1}',
+    '{"event": "started", "job": "1", "parameters": {}}', '{"event": "begun", "job": 1}',
+    '{"event": "started", "job": 1}', '{"event": "started", "job": 1, "parameters": "x"}',
+    '{"event": "ended", "job": 1, "status": "ok", "note": "", "seconds": 1, "value": NaN}',
+    '{"event": "ended", "job": 1, "status": "ok", "note": "", "seconds": 1e999, "value": 1}',
     '{"event": "ended", "job": 1, "status": "ok", "note": "", "seconds": 1, "value": "high"}',
 ])  # fmt: skip
 def test_what_no_sweep_wrote_is_one_line(sweep_file, tmp_path, line, capsys):

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import Trainer as Trainer_
 
 from trl_ext import TrainingStopped, UserError, train
-from trl_ext.checkpoints.saved import _WEIGHTS
+from trl_ext.checkpoints.saved import _WEIGHTS, how_to_go_on, lost_states
 
 
 class Trainer:
@@ -106,6 +106,106 @@ def test_a_checkpoint_that_lacks_what_the_trainer_loads_is_passed_over(tmp_path,
     (tmp_path / "checkpoint-20" / lost).unlink()
     train(trainer, resume_from_checkpoint=True)
     assert trainer.received == str(tmp_path / "checkpoint-4")
+
+
+def run_in(folder, **attributes):
+    trainer = Trainer()
+    trainer.args = SimpleNamespace(output_dir=str(folder))
+    vars(trainer).update(attributes)
+    return trainer
+
+
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def with_states(folder, step):
+    path = checkpoint(folder, step)
+    for name in STATES:
+        torch.save({}, path / name)
+    return path
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text('{"epoch": 1.0, "glob')])
+def test_one_that_was_not_saved_to_its_end_is_passed_over_with_a_line(tmp_path, caplog, damage):
+    for step in (4, 20):
+        with_states(tmp_path, step)
+    damage(tmp_path / "checkpoint-20" / "trainer_state.json")
+    trainer = run_in(tmp_path)
+    train(trainer, resume_from_checkpoint=True)
+    assert trainer.received == str(tmp_path / "checkpoint-4")
+    (line,) = caplog.messages
+    assert "checkpoint-20" in line and "trainer_state.json" in line and line.endswith(f"Taking {trainer.received}.")
+
+
+@pytest.mark.parametrize("lost", STATES)
+def test_one_without_a_state_of_the_training_is_passed_over_by_true_and_warned_of_by_name(tmp_path, caplog, lost):
+    for step in (4, 20):
+        with_states(tmp_path, step)
+    (tmp_path / "checkpoint-20" / lost).unlink()
+    trainer = run_in(tmp_path)
+    train(trainer, resume_from_checkpoint=True)
+    assert trainer.received == str(tmp_path / "checkpoint-4")
+    assert len(caplog.messages) == 1
+    train(trainer, resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
+    anew = "random numbers are others" if lost == STATES[2] else "optimizer and learning rate begin anew"
+    assert caplog.messages[1].startswith(f"{tmp_path}/checkpoint-20 has no ") and anew in caplog.messages[1]
+
+
+def test_where_weights_alone_were_saved_they_are_taken_with_a_line(tmp_path, caplog):
+    for step in (4, 20):
+        checkpoint(tmp_path, step)
+    trainer = run_in(tmp_path)
+    train(trainer, resume_from_checkpoint=True)
+    assert trainer.received == str(tmp_path / "checkpoint-20")
+    (line,) = caplog.messages
+    assert "no optimizer and no scheduler and no random state: after a resume optimizer and learning rate begin" in line
+
+
+@pytest.mark.parametrize("names", [["global_step4/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "rng_state_0.pth"],
+                                   ["optimizer_0/__0_0.distcp", "scheduler.pt", "rng_state_1.pth"],
+                                   ["optimizer.bin", "scheduler.bin", "random_states_0.pkl"]])  # fmt: skip
+def test_states_of_every_engine_are_known(tmp_path, names):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert lost_states(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", ['{"baseline": {"weight": NaN}, "kl": {}}', '{"baseline": {}}', "[]", '{"kl": 1'])
+def test_an_unsound_state_of_ours_is_passed_over(tmp_path, content):
+    for step in (4, 20):
+        (with_states(tmp_path, step) / "reinforce_loo_state.json").write_text('{"baseline": {}, "kl": {"value": 0.1}}')
+    (tmp_path / "checkpoint-20" / "reinforce_loo_state.json").write_text(content)
+    trainer = run_in(tmp_path)
+    train(trainer, resume_from_checkpoint=True)
+    assert trainer.received == str(tmp_path / "checkpoint-4")
+
+
+def test_what_the_trainer_loads_is_looked_for_by_name_too(tmp_path):
+    trainer = run_in(tmp_path, checkpoint_files=["value_function.safetensors"])
+    path = with_states(tmp_path, 4)
+    with pytest.raises(UserError, match=r"checkpoint-4 has no value_function.safetensors, which the options of this "):
+        train(trainer, resume_from_checkpoint=str(path))
+
+
+def test_a_path_is_checked_as_its_name_is(tmp_path):
+    path = with_states(tmp_path, 4)
+    trainer = run_in(tmp_path)
+    train(trainer, resume_from_checkpoint=path)
+    assert trainer.received == str(path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="holds no weights"):
+        train(trainer, resume_from_checkpoint=path)
+    with pytest.raises(UserError, match="no checkpoint"):
+        train(trainer, resume_from_checkpoint=tmp_path / "last")
+
+
+def test_the_sentence_for_the_end_of_a_message_is_all_that_is_said(tmp_path, caplog):
+    for step in (4, 20):
+        with_states(tmp_path, step)
+    (tmp_path / "checkpoint-20" / "trainer_state.json").unlink()
+    assert how_to_go_on(str(tmp_path)).endswith(f"true takes {tmp_path}/checkpoint-4.")
+    assert caplog.messages == []
 
 
 def test_shards_without_their_index_are_no_weights(tmp_path):

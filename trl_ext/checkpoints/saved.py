@@ -8,10 +8,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from jsonschema import Draft202012Validator
 from safetensors import SafetensorError, safe_open
 
 from trl_ext.checkpoints.naming import step_of
 from trl_ext.errors import UserError
+from trl_ext.monitor.strict_json import is_strict_json
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +21,18 @@ logger = logging.getLogger(__name__)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
             "adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin",
             "pytorch_model_fsdp.bin", "pytorch_model_fsdp_*/*", "global_step*/*_states.pt")  # fmt: skip
-_JSON = ("config.json", "generation_config.json", "adapter_config.json", "reinforce_loo_state.json")
+_JSON = ("config.json", "generation_config.json", "adapter_config.json")
+_INDEX = ".index.json"
+STATE_FILE = "reinforce_loo_state.json"
+_NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
+_OWN_STATE = Draft202012Validator(
+    {"type": "object", "required": ["baseline", "kl"], "additionalProperties": _NUMBERS}
+)  # fmt: skip
+_STATES = {
+    "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt"),
+    "scheduler": re.compile(r"scheduler(_\d+)?\.(pt|bin)"),
+    "random state": re.compile(r"rng_state(_\d+)?\.pth|random_states_\d+\.pkl"),
+}
 _BY_TORCH = re.compile(  # what a resume loads; others' files of these kinds are none of its business
     r"(pytorch_model|adapter_model|optimizer|scheduler|scaler|rng_state).*\.(bin|pt|pth)|.*_states\.pt"
 )
@@ -41,31 +54,70 @@ def is_whole(checkpoint: Path) -> bool:
 def newest_whole(folder: str, needed: Collection[str] = ()) -> str:
     """The newest checkpoint that was saved to its end and lacks no file; of those passed over it warns.
 
+    One without the states of optimizer, scheduler or random numbers is passed over where another has them all.
+
     Args:
         needed: files that the run's own trainer loads, besides those of every checkpoint.
     Raises:
         UserError: there is none.
     """
-    broken: list[str] = []
-    for path in reversed([path for path in checkpoints(folder) if is_whole(path)]):
-        try:
-            refuse_broken(path, needed)
-        except UserError as error:
-            broken.append(str(error))
-            continue
-        for each in broken:
-            logger.warning("%s. Taking %s.", each.partition(":")[0], path)
-        return str(path)
-    none = f"there is no whole checkpoint in {folder} to resume from: drop resume_from_checkpoint."
-    raise UserError(broken[0] if broken else none)
+    path, passed_over = _newest(folder, needed)
+    if path is None:
+        why = f" ({passed_over[0]})" if passed_over else ""
+        raise UserError(f"there is no whole checkpoint in {folder} to resume from{why}: drop resume_from_checkpoint.")
+    for fault in passed_over:
+        logger.warning("%s. Taking %s.", fault, path)
+    warn_of_lost_states(path)
+    return str(path)
 
 
 def how_to_go_on(folder: str, needed: Collection[str] = ()) -> str:
     """A sentence for the end of a message: where a run that failed goes on from."""
-    try:
-        return f"To go on: resume_from_checkpoint: true takes {newest_whole(folder, needed)}."
-    except UserError:
+    path, _ = _newest(folder, needed)
+    if path is None:
         return f"There is no whole checkpoint in {folder} to go on from; save_strategy: steps and save_steps make them."
+    return f"To go on: resume_from_checkpoint: true takes {path}."
+
+
+def _newest(folder: str, needed: Collection[str]) -> tuple[Path | None, list[str]]:
+    """The newest one to go on from, and what those after it lack."""
+    without_states: tuple[Path, list[str]] | None = None
+    passed_over: list[str] = []
+    for path in reversed(checkpoints(folder)):
+        if fault := _fault(path, needed):
+            passed_over.append(fault[0])
+        elif lost := lost_states(path):
+            without_states = without_states or (path, passed_over[:])
+            passed_over.append(f"{path} has no {' and no '.join(lost)}")
+        else:
+            return path, passed_over
+    return without_states or (None, passed_over)
+
+
+def lost_states(checkpoint: Path) -> list[str]:
+    """Which of optimizer, scheduler and random state are not there."""
+    names = [path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*")]
+    return missing_states(names, any(name.endswith("_optim_states.pt") for name in names))
+
+
+def missing_states(names: Collection[str], by_deepspeed: bool) -> list[str]:
+    """The same by the names of files and folders. DeepSpeed's own states hold the scheduler, too."""
+    return [
+        state for state, pattern in _STATES.items()
+        if not any(map(pattern.fullmatch, names)) and not (by_deepspeed and state == "scheduler")
+    ]  # fmt: skip
+
+
+def warn_of_lost_states(checkpoint: Path) -> None:
+    if lost := lost_states(checkpoint):
+        logger.warning("%s has no %s: %s", checkpoint, " and no ".join(lost), what_begins_anew(lost))
+
+
+def what_begins_anew(lost: Collection[str]) -> str:
+    """Transformers loads optimizer and scheduler together, or neither."""
+    anew = ["optimizer and learning rate begin anew"] if {"optimizer", "scheduler"} & set(lost) else []
+    anew += ["random numbers are others"] if "random state" in lost else []
+    return f"after a resume {', and '.join(anew)}."
 
 
 def refuse_broken(checkpoint: Path, needed: Collection[str] = ()) -> None:
@@ -75,32 +127,43 @@ def refuse_broken(checkpoint: Path, needed: Collection[str] = ()) -> None:
     Raises:
         UserError: names the file.
     """
+    if fault := _fault(checkpoint, needed):
+        raise UserError(": ".join(fault))
+
+
+def _fault(checkpoint: Path, needed: Collection[str]) -> tuple[str, str] | None:
+    """What is wrong, and what to do."""
+    another = "resume from another checkpoint, or copy this one again."
     state = checkpoint / "trainer_state.json"
     broken = [state] if state.exists() and not is_whole(checkpoint) else []
     broken += [path for path in map(checkpoint.joinpath, _JSON) if path.exists() and not _json(path)]
+    own = checkpoint / STATE_FILE
+    broken += [own] if own.exists() and read_own_state(own) is None else []
     broken += [path for path in sorted(checkpoint.rglob("*.safetensors")) if not _is_safetensors(path)]
     broken += [
         path for path in sorted(checkpoint.rglob("*.*")) if _BY_TORCH.fullmatch(path.name) and not _is_torch(path)
     ]
+    indices = sorted(checkpoint.glob("*.index.json"))
+    # beside a file of all weights Transformers takes that
+    files = {index: _files_of(index) for index in indices if not index.with_name(index.name[: -len(_INDEX)]).is_file()}
+    broken += [index for index, names in files.items() if not names]
     if broken:
-        raise UserError(f"{broken[0]} is broken: resume from another checkpoint, or copy this one again.")
-    for index in sorted(checkpoint.glob("*.index.json")):
-        if (checkpoint / index.name.removesuffix(".index.json")).is_file():  # which Transformers takes then
-            continue
-        gone = [name for name in _files_of(index) if not (checkpoint / name).is_file()]
-        if gone:
-            raise UserError(f"{checkpoint / gone[0]} is gone: resume from another checkpoint, or copy this one again.")
+        return f"{broken[0]} is broken", another
+    gone = [checkpoint / name for names in files.values() for name in names if not (checkpoint / name).is_file()]
+    if gone:
+        return f"{gone[0]} is gone", another
     lost = [name for name in needed if not (checkpoint / name).exists()]
-    if (checkpoint / "adapter_config.json").exists() and not any(checkpoint.glob("adapter_model.*")):
-        lost.append("adapter_model.safetensors")
-    if any(checkpoint.glob("adapter_model.*")) and not (checkpoint / "adapter_config.json").exists():
-        lost.append("adapter_config.json")
     if lost:
-        raise UserError(f"{checkpoint} has no {lost[0]}: resume from another, or copy it again.")
+        return f"{checkpoint} has no {lost[0]}, which the options of this run load", another
+    if (checkpoint / "adapter_config.json").exists() and not any(checkpoint.glob("adapter_model.*")):
+        return f"{checkpoint} has no adapter_model.safetensors", another
+    if any(checkpoint.glob("adapter_model.*")) and not (checkpoint / "adapter_config.json").exists():
+        return f"{checkpoint} has no adapter_config.json", another
     if not any(any(checkpoint.glob(pattern)) for pattern in _WEIGHTS):
-        raise UserError(f"{checkpoint} holds no weights to resume from: choose another checkpoint, or copy it again.")
+        return f"{checkpoint} holds no weights to resume from", another
     if not state.exists():
-        raise UserError(f"{checkpoint} was not saved to its end, {state.name} is missing: resume from another.")
+        return f"{checkpoint} was not saved to its end, {state.name} is missing", "resume from another checkpoint."
+    return None
 
 
 def refuse_other_engine(checkpoint: Path, trainer: Any) -> None:
@@ -167,12 +230,18 @@ def _is_torch(path: Path) -> bool:
 
 
 def _files_of(index: Path) -> list[str]:
-    """The files that an index of Transformers names, each once."""
+    """The files that an index of Transformers names, each once; none where it is broken."""
     content = _json(index)
     names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-        raise UserError(f"{index} is broken: resume from another checkpoint, or copy this one again.")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        return []
     return list(dict.fromkeys(names.values()))
+
+
+def read_own_state(path: Path) -> dict[str, dict[str, float]] | None:
+    """What `ReinforceLOOTrainer` saves of its baseline and its KL coefficient; `None`: it is none, or half of it."""
+    state = _json(path)
+    return state if _OWN_STATE.is_valid(state) and is_strict_json(state) else None
 
 
 def _json(path: Path) -> Any:

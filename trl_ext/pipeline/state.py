@@ -8,6 +8,7 @@ from jsonschema import Draft202012Validator
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.files import replace_json
+from trl_ext.monitor.strict_json import is_strict_json
 from trl_ext.pipeline.definition import Pipeline, Stage
 from trl_ext.sweep.state import lock_folder
 
@@ -73,7 +74,7 @@ class PipelineState:
         if was is None:
             return "it has not run"
         folder = Path(stage.options["output_dir"])
-        if not any(folder.glob("*")):
+        if was.get("ended") is not None and not any(folder.glob("*")):
             return f"there is nothing in {folder}"
         for name, size in was.get("made", {}).items():
             if not (folder / name).is_file():
@@ -114,7 +115,7 @@ def read_state(folder: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"output_dir {folder} is a file: name a folder") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"cannot read {path}: remove it, and every stage runs again") from error
-    if not isinstance(stages, dict) or not all(map(_FACTS.is_valid, stages.values())):
+    if not isinstance(stages, dict) or not all(map(_FACTS.is_valid, stages.values())) or not is_strict_json(stages):
         raise UserError(f"{path} holds no state of a pipeline: remove it, and every stage runs again")
     return stages
 

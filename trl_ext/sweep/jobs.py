@@ -123,6 +123,8 @@ def last_line(folder: Path) -> str:
 
 def put_aside(folder: Path, mark: str = "cut-short") -> None:
     """What a job wrote that was cut short is kept: a run that appended to it would mix two."""
+    with contextlib.suppress(OSError):  # it holds something, or is none
+        folder.rmdir()
     if os.path.lexists(folder):
         number = 1
         while folder.with_name(f"{folder.name}.{mark}-{number}").exists():

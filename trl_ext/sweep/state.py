@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from trl_ext.errors import UserError
 from trl_ext.monitor.files import LineFile
 from trl_ext.monitor.reading import read_records
+from trl_ext.monitor.strict_json import is_strict_json
 from trl_ext.sweep.definition import Sweep
 
 STATE_FILE = "sweep.jsonl"
@@ -22,8 +23,9 @@ _JOB = {"type": "integer", "minimum": 1}
 _NUMBER = {"type": "number"}
 _EVENT = Draft202012Validator({"type": "object", "oneOf": [
     {"properties": {"event": {"const": "sweep"}, "sweep": {"type": "object"}}, "required": ["event", "sweep"]},
-    {"properties": {"event": {"const": "started"}, "job": _JOB, "pid": _JOB, "created": _NUMBER},
-     "required": ["event", "job"]},
+    {"properties": {"event": {"const": "started"}, "job": _JOB, "pid": _JOB, "created": _NUMBER,
+                    "parameters": {"type": "object"}, "seed": {"type": ["integer", "null"]}},
+     "required": ["event", "job", "parameters"]},
     {"properties": {"event": {"const": "ended"}, "job": _JOB, "status": {"type": "string"}, "note": {"type": "string"},
                     "seconds": _NUMBER, "value": {"type": ["number", "null"]}},
      "required": ["event", "job", "status", "note", "seconds", "value"]},
@@ -87,7 +89,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     """A line that was cut short by a kill is left out; what was never written by a sweep is not taken for one."""
     content = path.read_bytes() if path.exists() else b""
     events = read_records(content)
-    wrong = [event for event in events if not _EVENT.is_valid(event)]
+    wrong = [event for event in events if not (_EVENT.is_valid(event) and is_strict_json(event))]
     if wrong or (b"\n" in content and not any(event["event"] == "sweep" for event in events)):
         line = f" in the line {json.dumps(wrong[0])[:80]}" if wrong else ""
         raise UserError(f"{path} holds no events of a sweep{line}: mend it, or give another output_dir")

@@ -4,7 +4,14 @@ import inspect
 from pathlib import Path
 
 from ..callbacks.stopping import TrainingStopped
-from ..checkpoints.saved import checkpoints, newest_whole, refuse_broken, refuse_other_engine, refuse_other_form
+from ..checkpoints.saved import (
+    checkpoints,
+    newest_whole,
+    refuse_broken,
+    refuse_other_engine,
+    refuse_other_form,
+    warn_of_lost_states,
+)
 from ..errors import UserError
 from .failures import telling_failures
 from .termination import speaking_when_terminated
@@ -29,16 +36,18 @@ def train(trainer, **kwargs):
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     checkpoint = kwargs.get("resume_from_checkpoint")
+    needed = getattr(trainer, "checkpoint_files", ())
     if checkpoint is True or str(checkpoint).lower() == "true":
-        needed = getattr(trainer, "checkpoint_files", ())
         checkpoint = kwargs["resume_from_checkpoint"] = newest_whole(trainer.args.output_dir, needed)
-    elif isinstance(checkpoint, str) and not Path(checkpoint).is_dir():
-        raise UserError(
-            f"no checkpoint {checkpoint!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} has "
-            f"{', '.join(path.name for path in checkpoints(trainer.args.output_dir)) or 'none'}."
-        )
-    elif isinstance(checkpoint, str):
-        refuse_broken(Path(checkpoint))
+    elif isinstance(checkpoint, str | Path):
+        if not Path(checkpoint).is_dir():
+            raise UserError(
+                f"no checkpoint {str(checkpoint)!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} "
+                f"has {', '.join(path.name for path in checkpoints(trainer.args.output_dir)) or 'none'}."
+            )
+        checkpoint = kwargs["resume_from_checkpoint"] = str(checkpoint)
+        refuse_broken(Path(checkpoint), needed)
+        warn_of_lost_states(Path(checkpoint))
     if isinstance(checkpoint, str):
         refuse_other_engine(Path(checkpoint), trainer)
         refuse_other_form(Path(checkpoint), trainer)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import RLOOTrainer
 
+from ..checkpoints.saved import STATE_FILE, read_own_state
 from ..errors import UserError
 from ..functional import (
     at_last_token,
@@ -66,7 +68,6 @@ MULTIMODAL = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 
 
-STATE_FILE = "reinforce_loo_state.json"  # in a checkpoint: the moving average of rewards, the coefficient of the KL
 SCORED_AT_ONCE = 16_384  # tokens
 _SKIPPED_HEAD_IS_LOST = Version(torch.__version__) < Version("2.13.0")
 
@@ -556,14 +557,13 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         if STATE_FILE not in self.checkpoint_files:
             return  # nothing moves: a checkpoint of another trainer will do
         path = os.path.join(checkpoint, STATE_FILE)
+        state = read_own_state(Path(path))
         try:
-            with open(path, encoding="utf-8") as file:
-                state = json.load(file)
-            if not all(math.isfinite(value) for part in state.values() for value in part.values()):
-                raise ValueError("not finite")
+            if state is None:
+                raise ValueError("broken, or none")
             self._baseline.load_state_dict(state["baseline"])
             self._kl.load_state_dict(state["kl"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError) as error:
             raise UserError(
                 f"kl_target and baseline='ema' cannot be resumed without a sound {path}: resume from another "
                 "checkpoint, or begin anew from the model in it (model_name_or_path)"

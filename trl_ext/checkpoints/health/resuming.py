@@ -10,16 +10,13 @@ from trl_ext.checkpoints.blocks import map_blocks
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, whole_number
 from trl_ext.checkpoints.moments import moments_of
 from trl_ext.checkpoints.naming import step_of
+from trl_ext.checkpoints.saved import missing_states, what_begins_anew
 from trl_ext.checkpoints.stored import StoredTensor
 from trl_ext.monitor.alerts import Severity
 
 _PART, _PARTS_OF_A_STATE = 32 << 10, 8  # bytes of an optimizer's state that are looked at
 _MOMENTS = (torch.float32, torch.bfloat16, torch.float16)
-_PARTS = {
-    "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt|.*_optim_states\.pt"),
-    "scheduler": re.compile(r"scheduler(_\d+)?\.(pt|bin)"),
-    "random state": re.compile(r"(rng_state(_\d+)?\.pth|random_states_\d+\.pkl)"),
-}
+_STATES = 3  # optimizer, scheduler, random numbers
 
 
 def cannot_resume(case: Case) -> Iterator[HealthFinding]:
@@ -31,10 +28,8 @@ def cannot_resume(case: Case) -> Iterator[HealthFinding]:
             "Training cannot go on from here: the save was interrupted, or the file was not copied.",
         )  # fmt: skip
     names = [*case.checkpoint.files, *case.checkpoint.folder.folders()]
-    deepspeed = "DeepSpeed" in case.checkpoint.form  # its own states hold the scheduler, too
-    lost = [part for part, pattern in _PARTS.items() if not any(pattern.fullmatch(name) for name in names)]
-    lost = [part for part in lost if not (deepspeed and part == "scheduler")]
-    if set(lost) == set(_PARTS) and "trainer_state.json" in case.checkpoint.files:
+    lost = missing_states(names, by_deepspeed="DeepSpeed" in case.checkpoint.form)
+    if len(lost) == _STATES and "trainer_state.json" in case.checkpoint.files:
         yield HealthFinding(
             "resume_weights_only", Severity.INFO, "no optimizer, scheduler and random state: weights alone",
             "As save_only_model=True saves; training cannot go on from here exactly.",
@@ -42,7 +37,7 @@ def cannot_resume(case: Case) -> Iterator[HealthFinding]:
     elif lost and case.checkpoint.files:
         yield HealthFinding(
             "resume_incomplete", Severity.WARNING, f"training cannot go on exactly: no {listed(lost)}",
-            "The save was interrupted, or these files were not copied; with resume_from_checkpoint they begin anew.",
+            f"The save was interrupted, or these files were not copied: {what_begins_anew(lost)}",
             numbers={"missing": lost},
         )  # fmt: skip
 
