@@ -316,6 +316,26 @@ def test_links_are_complete_or_not_there(tmp_path):
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["checkpoint-3"]
 
 
+def test_at_no_moment_is_half_a_checkpoint_among_those_kept(tmp_path, monkeypatch):
+    """A run may be killed while the one before is removed."""
+    seen, remove = [], shutil.rmtree
+
+    def removing(path, **options):
+        seen.append([kept.name for kept in (tmp_path / "kept").glob("checkpoint-*")])
+        if Path(path).exists():
+            assert not Path(path).name.startswith("checkpoint-") or Path(path).parent.name == ".waiting"
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    last = LastHealthy(tmp_path / "kept")
+    for step in (3, 4, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir(exist_ok=True)
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"weights")
+        last.keep(last.take(tmp_path / f"checkpoint-{step}"))
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["checkpoint-4"]
+    assert ["checkpoint-4"] in seen
+
+
 def test_a_second_run_into_the_same_folder_does_not_change_what_was_kept(tmp_path):
     checkpoint = tmp_path / "checkpoint-3"
     checkpoint.mkdir()

@@ -58,14 +58,21 @@ class LastHealthy:
         """In place of the one kept before, which goes when this one is there."""
         kept = self.folder / waiting.name
         if kept.exists():
-            shutil.rmtree(kept)
+            self._remove(kept)
         os.replace(waiting, kept)
         for other in self.folder.iterdir():
             if other != kept and other.name.startswith("checkpoint-"):
                 with contextlib.suppress(OSError):
-                    shutil.rmtree(other)
+                    self._remove(other)
         self.close()
         return kept
+
+    def _remove(self, kept: Path) -> None:
+        """Out of sight first: a run that is killed meanwhile leaves whole checkpoints alone."""
+        gone = self.folder / _WAITING / f"{kept.name}.gone"
+        shutil.rmtree(gone, ignore_errors=True)
+        os.replace(kept, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def drop(self, waiting: Path) -> None:
         """One that is not healthy, or not judged."""
