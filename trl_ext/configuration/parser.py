@@ -137,7 +137,10 @@ def _refuse_unknown(words: list[str], parser: _Parser) -> None:
     if not words:
         return
     if not words[0].startswith("--"):
-        raise UserError(f"unexpected word {words[0]!r} on the command line; options have the form --name value")
+        raise UserError(
+            f"unexpected word {words[0]!r} on the command line; options have the form --name value; some lists, such "
+            "as report_to, go into the YAML"
+        )
     name = words[0].lstrip("-").partition("=")[0].replace("-", "_")
     raise UserError(f"unknown option --{name}; {_nearest(name, parser, '--')}")
 
