@@ -13,14 +13,15 @@ RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
 # The matrices of the embedded policy are too small to share among threads, and on a busy machine threads that wait for each
 # other make it many times slower: one thread. THREADS=8 for a larger model on a CPU.
 THREADS ?= 1
-# TRL alone differs between the two lanes: what imports none of it (tests/test_layers.py) is tested on one, and so are the
-# engines of Accelerate (test_scale.py), which take long.
+# TRL alone differs between the two lanes: what imports none of it (tests/test_layers.py) is tested on one, and so is what
+# is of Accelerate, PEFT and Transformers: engines, several processes that fail, policies side by side, twins of a policy.
 WITHOUT_TRL := functional monitor checkpoints tiny reporting data sweep
 REWARDS_WITHOUT_TRL := ending failures format json_actions json_format json_schema keywords language length numeric reliability \
 	reliability_numbers remote repetition safety samples sentiment text
 ONE_LANE := $(WITHOUT_TRL) $(patsubst %,rewards/test_%.py,$(REWARDS_WITHOUT_TRL)) test_data.py test_errors.py \
 	test_degenerate_pairs.py test_preferences.py test_review_agent.py test_layers.py test_cli.py test_cli_checkpoint.py test_cli_sweep.py \
-	test_cli_pipeline.py recipes/test_scale.py
+	test_cli_pipeline.py recipes/test_scale.py recipes/test_compare.py trainers/test_failures.py configuration/test_engines.py \
+	generation/test_twin.py rewards/test_reward_model.py
 # Tests run in that many processes, those of a file in one: what a file prepares is prepared once.
 CORES := $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
