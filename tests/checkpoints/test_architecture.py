@@ -304,3 +304,14 @@ def test_modules_in_the_folder_of_a_checkpoint_are_not_imported(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "healthy" in done.stdout, done.stderr
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_next_checkpoint_of_a_run_starts_no_process(tmp_path):
+    """Its configuration and shapes are those of the one before, whose answer is kept."""
+    judge(saved_policy(tmp_path / "first"))
+    architecture_process._BUILDER.end()
+    judge(saved_policy(tmp_path / "second"))
+    assert architecture_process._BUILDER._process is None
+    edit_json(tmp_path / "second", "config.json", rms_norm_eps=1e-4)
+    judge(tmp_path / "second")
+    assert architecture_process._BUILDER._process is not None

@@ -65,12 +65,12 @@ def differences(config: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]]
     if not _is_known(config):
         return None
     try:
-        question = json.dumps([config, stored])
+        question = json.dumps(config), json.dumps(stored)
     except (TypeError, ValueError, RecursionError):
         return None
     if question not in _ANSWERS:  # a run's checkpoints have the same
         try:
-            answer = _BUILDER.ask(question)
+            answer = _BUILDER.ask(f"[{', '.join(question)}]")
         except _NoAnswerError as error:
             return NotCompared(str(error), is_contradiction=False)
         if len(_ANSWERS) >= _KEPT:
@@ -86,9 +86,13 @@ def differences(config: Mapping[str, Any], stored: Mapping[str, tuple[int, ...]]
 
 
 def prepare(config: Any) -> None:
-    """Starts what `differences` of this configuration will ask."""
-    if isinstance(config, dict) and _is_known(config):
-        _BUILDER.start()
+    """Starts what `differences` of this configuration will ask; not where it has been asked of it before."""
+    if not isinstance(config, dict) or not _is_known(config):
+        return
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        text = json.dumps(config)
+        if all(known != text for known, _ in _ANSWERS):
+            _BUILDER.start()
 
 
 def _is_known(config: Mapping[str, Any]) -> bool:
@@ -106,7 +110,7 @@ class _NoAnswerError(Exception):
     """In words, why."""
 
 
-_ANSWERS: dict[str, Any] = {}
+_ANSWERS: dict[tuple[str, str], Any] = {}
 
 
 class _Builder:
