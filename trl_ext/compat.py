@@ -88,10 +88,10 @@ def tokenise_prompts(dataset: Dataset, processing_class) -> Dataset:
             processing_class.apply_chat_template(p, add_generation_prompt=True, tokenize=True, return_dict=True)[
                 "input_ids"
             ]
-            for p in dataset["prompt"]
+            for p in dataset["prompt"][:]
         ]
     else:
-        ids = [processing_class(prompt)["input_ids"] for prompt in dataset["prompt"]]
+        ids = processing_class(dataset["prompt"][:])["input_ids"]
     width, pad = max(map(len, ids)), processing_class.pad_token_id
     return Dataset.from_dict({"input_ids": [[pad] * (width - len(row)) + row for row in ids]})
 

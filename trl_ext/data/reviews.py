@@ -44,9 +44,9 @@ def load_reviews(split: str = "train", data_dir: str | Path | None = None) -> Da
 
 def review_prompts(split: str = "train", words: int = 3, data_dir: str | Path | None = None) -> Dataset:
     """Openings of review snippets, each once: column `prompt`. No opening of `test` occurs in `train`."""
-    openings = prefixes(load_reviews(split, data_dir)["text"], words)
+    openings = prefixes(load_reviews(split, data_dir)["text"][:], words)
     if split == "test":
-        seen = set(prefixes(load_reviews("train", data_dir)["text"], words))
+        seen = set(prefixes(load_reviews("train", data_dir)["text"][:], words))
         openings = [opening for opening in openings if opening not in seen]
     return Dataset.from_dict({"prompt": openings})
 
@@ -81,7 +81,7 @@ def review_pairs(
         raise UserError(f"num_pairs and min_gap must be above 0, not {num_pairs} and {min_gap}")
     reviews = load_reviews(split, data_dir)
     # A text that occurs twice counts once, with its higher rating.
-    rating_of = dict(sorted(zip(reviews["text"], reviews["rating"], strict=True)))
+    rating_of = dict(sorted(zip(reviews["text"][:], reviews["rating"][:], strict=True)))
     rated = sorted((rating, text) for text, rating in rating_of.items())
     ratings = [rating for rating, _ in rated]
     # Those far enough below a chosen text come first in `rated`; pairs are numbered in that order, none is built.

@@ -25,9 +25,11 @@ def dataset(subject: Subject) -> Iterator[Check]:
     rows = data.select(range(min(count, MOST_ROWS_QUICK if subject.quick else MOST_ROWS)))
     names = [name for name in ("prompt", "text", "messages", "chosen", "rejected") if name in rows.column_names]
     if subject.kind == "rl" and "prompt" in names:
-        yield from _prompts(subject, rows["prompt"])
+        yield from _prompts(subject, rows["prompt"][:])
         return
-    texts = [list(map(text_of, rows[name])) for name in names] or [list(map(str, rows[name])) for name in _ids(rows)]
+    texts = [list(map(text_of, rows[name][:])) for name in names] or [
+        list(map(str, rows[name][:])) for name in _ids(rows)
+    ]
     if not texts:
         yield Check(FAMILY, "texts", Status.SKIP, f"no column of texts among {', '.join(rows.column_names)}")
         return
@@ -59,7 +61,7 @@ def _blank(texts: list[str]) -> list[bool]:
 def _blank_in_tokens(subject: Subject, rows: Any) -> list[bool]:
     """Of a tokenised dataset, whether one of a row's texts is white space and tokens that end it; `[]` of another."""
     columns = [name for name in _ids(rows) if name != "prompt_ids"]
-    texts = [subject.tokenizer.batch_decode(list(rows[name]), skip_special_tokens=True) for name in columns]
+    texts = [subject.tokenizer.batch_decode(rows[name][:], skip_special_tokens=True) for name in columns]
     return [any(_blank(list(row))) for row in zip(*texts, strict=True)]
 
 
