@@ -127,6 +127,15 @@ def test_a_stage_that_fails_ends_it_in_one_line_and_the_same_command_goes_on(her
     assert ran() == ["a", "b", "c"]
 
 
+def test_a_stage_that_cannot_go_on_is_told_how_to_begin_anew(here, capsys):
+    """One whose checkpoints lack what its own trainer loads, say."""
+    stage = {"name": "b", "options": {"sleep": 0.01, "status": 2}}
+    assert main(["pipeline", write(FIRST, stage)]) == 2
+    assert "begins anew)" not in capsys.readouterr().err.splitlines()[-1]
+    assert main(["pipeline", write(FIRST, stage)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("kept (without out/b this stage begins anew)")
+
+
 @pytest.mark.parametrize(("state", "resumed"), [('{"global_step": 3}', True), ("{}", False), ('{"half', False)])
 def test_after_a_kill_it_ends_what_still_runs_and_goes_on_from_a_whole_checkpoint(here, state, resumed, capsys):
     file = write(FIRST, {"name": "b", "options": {"sleep": 60, "state": state}})

@@ -74,9 +74,10 @@ def run_pipeline(
         code = _run(command_of(pipeline, stage, num_processes), stage, state)
         seconds = time.monotonic() - began
         if code:
+            anew = f" (without {folder} this stage begins anew)" if resume else ""
             raise UserError(
                 f"{name} failed after {seconds:.0f} seconds {_how(code)} and give the same command again: what is done "
-                "is kept"
+                f"is kept{anew}"
             )
         state.end(stage, time.time(), seconds)
         ran.append(stage.name)
