@@ -173,8 +173,10 @@ def test_a_loss_that_jumps_at_a_resume_is_a_discontinuity():
     case = json.loads((DATA / "public_reports.json").read_text())["resume_loss_jump"]
     engine = replay((i, {"loss": case["loss_before"] + 0.02 * (-1) ** i}) for i in range(1, 30))
     engine.resumed()
-    news = engine.observe(30, {"loss": case["loss_after_resume"]}) + engine.flush()
-    assert [(a.rule, a.step, a.severity) for a in news] == [("resume_discontinuity", 30, "error")]
+    engine.observe(30, {"loss": case["loss_after_resume"]})
+    engine.observe(31, {"loss": case["loss_after_resume"]})
+    engine.flush()
+    assert [(a.rule, a.opened, a.severity) for a in engine.alerts] == [("resume_discontinuity", 31, "error")]
 
 
 def test_no_run_is_discontinuous_when_it_goes_on_exactly():

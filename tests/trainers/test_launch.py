@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from transformers import Trainer as Trainer_
 
 from trl_ext import TrainingStopped, UserError, train
+from trl_ext.checkpoints import saved
 from trl_ext.checkpoints.saved import _WEIGHTS, how_to_go_on, lost_states
 
 
@@ -151,9 +153,10 @@ def test_one_without_a_state_of_the_training_is_passed_over_by_true_and_warned_o
     assert caplog.messages[1].startswith(f"{tmp_path}/checkpoint-20 has no ") and anew in caplog.messages[1]
 
 
-def test_where_weights_alone_were_saved_they_are_taken_with_a_line(tmp_path, caplog):
-    for step in (4, 20):
-        checkpoint(tmp_path, step)
+@pytest.mark.parametrize("first", [checkpoint, with_states])
+def test_where_weights_alone_were_saved_they_are_taken_with_a_line(tmp_path, caplog, first):
+    first(tmp_path, 4)
+    checkpoint(tmp_path, 20)
     trainer = run_in(tmp_path)
     train(trainer, resume_from_checkpoint=True)
     assert trainer.received == str(tmp_path / "checkpoint-20")
@@ -171,12 +174,33 @@ def test_states_of_every_engine_are_known(tmp_path, names):
     assert lost_states(tmp_path) == []
 
 
-@pytest.mark.parametrize("content", ['{"baseline": {"weight": NaN}, "kl": {}}', '{"baseline": {}}', "[]", '{"kl": 1'])
+def test_the_scheduler_of_transformers_is_missed_under_deepspeed_too(tmp_path):
+    for step in (4, 20):
+        path = checkpoint(tmp_path, step)
+        for name in ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "scheduler.pt", "rng_state_0.pth"):
+            torch.save({}, path / name)
+    (tmp_path / "checkpoint-20" / "scheduler.pt").unlink()
+    trainer = run_in(tmp_path)
+    train(trainer, resume_from_checkpoint=True)
+    assert trainer.received == str(tmp_path / "checkpoint-4")
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_passed_over(tmp_path, monkeypatch):
+    """Process 0 deletes old ones."""
+    for step in (4, 20):
+        with_states(tmp_path, step)
+    look = saved._fault
+    monkeypatch.setattr(saved, "_fault", lambda path, needed: shutil.rmtree(path) or look(path, needed))
+    assert "There is no whole checkpoint" in how_to_go_on(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ['{"baseline": {"weight": NaN}, "kl": {"value": 1}}', '{"baseline": {}}', "[]",
+                                     '{"kl": 1', '{"baseline": {}, "kl": {}}'])  # fmt: skip
 def test_an_unsound_state_of_ours_is_passed_over(tmp_path, content):
     for step in (4, 20):
         (with_states(tmp_path, step) / "reinforce_loo_state.json").write_text('{"baseline": {}, "kl": {"value": 0.1}}')
     (tmp_path / "checkpoint-20" / "reinforce_loo_state.json").write_text(content)
-    trainer = run_in(tmp_path)
+    trainer = run_in(tmp_path, checkpoint_files=["reinforce_loo_state.json"])
     train(trainer, resume_from_checkpoint=True)
     assert trainer.received == str(tmp_path / "checkpoint-4")
 

@@ -57,22 +57,23 @@ class LastHealthy:
     def keep(self, waiting: Path) -> Path:
         """In place of the one kept before, which goes when this one is there."""
         kept = self.folder / waiting.name
-        if kept.exists():
-            self._remove(kept)
+        before = self._hide(kept) if kept.exists() else None
         os.replace(waiting, kept)
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
         for other in self.folder.iterdir():
             if other != kept and other.name.startswith("checkpoint-"):
                 with contextlib.suppress(OSError):
-                    self._remove(other)
+                    shutil.rmtree(self._hide(other))
         self.close()
         return kept
 
-    def _remove(self, kept: Path) -> None:
-        """Out of sight first: a run that is killed meanwhile leaves whole checkpoints alone."""
+    def _hide(self, kept: Path) -> Path:
+        """Where it can be removed: a run that is killed meanwhile leaves whole checkpoints alone."""
         gone = self.folder / _WAITING / f"{kept.name}.gone"
         shutil.rmtree(gone, ignore_errors=True)
         os.replace(kept, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        return gone
 
     def drop(self, waiting: Path) -> None:
         """One that is not healthy, or not judged."""

@@ -91,7 +91,7 @@ def prepare(config: Any) -> None:
         return
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         text = json.dumps(config)
-        if all(known != text for known, _ in _ANSWERS):
+        if all(known != text for known, _ in tuple(_ANSWERS)):  # another thread may add one
             _BUILDER.start()
 
 

@@ -21,12 +21,13 @@ logger = logging.getLogger(__name__)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
             "adapter_model.safetensors", "adapter_model.bin", "*/adapter_model.safetensors", "*/adapter_model.bin",
             "pytorch_model_fsdp.bin", "pytorch_model_fsdp_*/*", "global_step*/*_states.pt")  # fmt: skip
-_JSON = ("config.json", "generation_config.json", "adapter_config.json")
-_INDEX = ".index.json"
 STATE_FILE = "reinforce_loo_state.json"
+_JSON = ("config.json", "generation_config.json", "adapter_config.json", STATE_FILE)
+_INDEX = ".index.json"
 _NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
 _OWN_STATE = Draft202012Validator(
-    {"type": "object", "required": ["baseline", "kl"], "additionalProperties": _NUMBERS}
+    {"type": "object", "required": ["baseline", "kl"], "additionalProperties": _NUMBERS,
+     "properties": {"kl": {"required": ["value"]}}}
 )  # fmt: skip
 _STATES = {
     "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt"),
@@ -54,7 +55,8 @@ def is_whole(checkpoint: Path) -> bool:
 def newest_whole(folder: str, needed: Collection[str] = ()) -> str:
     """The newest checkpoint that was saved to its end and lacks no file; of those passed over it warns.
 
-    One without the states of optimizer, scheduler or random numbers is passed over where another has them all.
+    One without a state of optimizer, scheduler or random numbers is passed over where another has them all; one
+    without all three is what `save_only_model` saves.
 
     Args:
         needed: files that the run's own trainer loads, besides those of every checkpoint.
@@ -84,9 +86,14 @@ def _newest(folder: str, needed: Collection[str]) -> tuple[Path | None, list[str
     without_states: tuple[Path, list[str]] | None = None
     passed_over: list[str] = []
     for path in reversed(checkpoints(folder)):
-        if fault := _fault(path, needed):
+        try:
+            fault, lost = _fault(path, needed), lost_states(path)
+        except OSError:  # process 0 deletes old ones
+            passed_over.append(f"{path} is gone")
+            continue
+        if fault:
             passed_over.append(fault[0])
-        elif lost := lost_states(path):
+        elif lost and len(lost) < len(_STATES):
             without_states = without_states or (path, passed_over[:])
             passed_over.append(f"{path} has no {' and no '.join(lost)}")
         else:
@@ -97,11 +104,15 @@ def _newest(folder: str, needed: Collection[str]) -> tuple[Path | None, list[str
 def lost_states(checkpoint: Path) -> list[str]:
     """Which of optimizer, scheduler and random state are not there."""
     names = [path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*")]
-    return missing_states(names, any(name.endswith("_optim_states.pt") for name in names))
+    # DeepSpeed may have a scheduler of its own, in its states: then no checkpoint of the run has the other
+    own = any(name.endswith("_optim_states.pt") for name in names) and not any(
+        checkpoint.parent.glob("checkpoint-*/scheduler.pt")
+    )
+    return missing_states(names, own)
 
 
 def missing_states(names: Collection[str], by_deepspeed: bool) -> list[str]:
-    """The same by the names of files and folders. DeepSpeed's own states hold the scheduler, too."""
+    """The same by the names of files and folders; the scheduler not where DeepSpeed's own states may hold it."""
     return [
         state for state, pattern in _STATES.items()
         if not any(map(pattern.fullmatch, names)) and not (by_deepspeed and state == "scheduler")
@@ -138,7 +149,7 @@ def _fault(checkpoint: Path, needed: Collection[str]) -> tuple[str, str] | None:
     broken = [state] if state.exists() and not is_whole(checkpoint) else []
     broken += [path for path in map(checkpoint.joinpath, _JSON) if path.exists() and not _json(path)]
     own = checkpoint / STATE_FILE
-    broken += [own] if own.exists() and read_own_state(own) is None else []
+    broken += [own] if STATE_FILE in needed and own.exists() and read_own_state(own) is None else []
     broken += [path for path in sorted(checkpoint.rglob("*.safetensors")) if not _is_safetensors(path)]
     broken += [
         path for path in sorted(checkpoint.rglob("*.*")) if _BY_TORCH.fullmatch(path.name) and not _is_torch(path)

@@ -321,8 +321,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("sampling_mismatch.difference_logs", 10, "logs in a row", _IN_A_ROW),
     # resume
     Threshold("resume_discontinuity.logs", 3, "logs", "after the resume that are judged"),
-    Threshold("resume_discontinuity.times", 3, "times the level before, or that part of it", "alpaca-lora#72 had ten"),
-    Threshold("resume_discontinuity.loss_times", 1.5, "times the level before", "DPO: 0.3 to log 2"),
+    Threshold("resume_discontinuity.times", 3, "times the highest, or part of the level", "alpaca-lora#72 had ten"),
+    Threshold("resume_discontinuity.loss_times", 1.5, "times the highest before", "DPO: 0.3 to log 2"),
     Threshold("resume_discontinuity.loss_floor", 0.02, "from the level before", "a loss near 0 varies by factors"),
     Threshold("resume_discontinuity.min_z", 6, "robust standard deviations of such ratios", "outside the noise"),
     Threshold("resume_discontinuity.largest", 2, "times the largest ratio so far", "heavy tails; a KL that grows"),

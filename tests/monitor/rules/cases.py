@@ -780,7 +780,7 @@ CASES = [
         "error",
         rows(40, loss=change(30, around(0.8, 0.02, 1), around(8.7, 0.1, 1))),
         30,
-        0,
+        1,
         rows(40, loss=around(0.8, 0.05, 1)),
         resumed_at=30,
     ),

@@ -21,6 +21,7 @@ DATA = {
 
 _LEVEL = 3  # logs whose median is the level
 _NOTHING = 0.01  # of the level
+_LEAST = 1e-9  # no level is below
 _ENOUGH = 8  # logs that tell the noise of a loss
 
 
@@ -34,10 +35,11 @@ class ResumeDiscontinuity(Rule):
     order of the data is another one.
     Matters: optimizer or adapter were not restored, or a part of the data is seen twice and another never.
     Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: 6 standard
-    deviations and twice the largest change so far, an error; a KL three times the level or a third of it, 1 nat a
-    sequence apart (0.1 a token); a loss of 1.5 times the level (three times, with fewer than eight logs). A change of
-    less than three times, or a KL that is low but not gone, has to be seen twice, since batches are noisy. Another
-    order of the data is a warning.
+    deviations and twice the largest change so far, seen in two of three logs, since a batch may be an exception: an
+    error. A KL three times the highest of the last three or a third of their median, or gone, 1 nat a sequence apart
+    (0.1 a token); a loss of 1.5 times the highest (three times, with fewer than eight logs). With fewer than three logs
+    before the resume, or a loss that is not above 0, nothing is judged but a KL that is gone. Another order of the data
+    is a warning.
     """
 
     name = "resume_discontinuity"
@@ -48,50 +50,55 @@ class ResumeDiscontinuity(Rule):
         super().__init__(limits, window)
         self._losses, self._kls = Recent(16), Recent(16)
         self._pace = _Pace()
-        self._after = 0  # logs since the resume that are still judged
-        self._seen: dict[str, int] = {}  # how many of them have a change, by metric
+        self._after = 0  # logs since the resume whose data is still judged
+        self._left = {"loss": 0, "kl": 0}  # and whose values are; many a log has but one of them, or none
+        self._seen = {"loss": 0, "kl": 0}  # how many of those have changed
 
     def resumed(self) -> None:
         self._after = int(self.limits["logs"])
-        self._seen = {"loss": 0, "kl": 0}
+        self._left = dict.fromkeys(self._left, self._after)
+        self._seen = dict.fromkeys(self._seen, 0)
 
     def check(self, row: Row) -> Finding | Verdict:
         unit, kl = kl_of(row)
         # that of a policy gradient is no level
         loss = None if "reward" in row.metrics or len(self._kls) else row.metrics.get("loss")
-        judged, found = self._after > 0, None
-        self._after = max(self._after - 1, 0)
+        found = None
         for metric, value, before in (("loss", loss, self._losses), ("kl", kl, self._kls)):
             if value is None:
                 continue
-            clear = self._change(metric, value, before.values(), unit) if judged else None
-            if clear is None:
+            judged = self._left[metric] > 0
+            self._left[metric] -= judged
+            if not judged or not self._is_changed(metric, value, before.values(), unit):
                 before.push(value)
                 continue
             self._seen[metric] += 1
-            if found is None and (clear or self._seen[metric] > 1):
+            if found is None and self._seen[metric] > 1:
                 found = _jump("loss" if metric == "loss" else f"kl_per_{unit}", metric, value, _level(before.values()))
-        found = found or (self._data_order(row) if judged else None)
+        if self._after > 0:
+            self._after -= 1
+            found = found or self._data_order(row)
         self._pace.push(row)
         return found or Verdict.HEALTHY
 
-    def _change(self, metric: str, value: float, before: list[float], unit: str) -> bool | None:
-        """Whether it is clear at once; `None` where `value` goes on from `before`."""
-        if len(before) < _LEVEL or (level := _level(before)) <= 0:
-            return None
+    def _is_changed(self, metric: str, value: float, before: list[float], unit: str) -> bool:
+        if len(before) < 2 or (level := _level(before)) < _LEAST:
+            return False
         times, limits = self.limits["times"], self.limits
         floor = limits["loss_floor"] if metric == "loss" else limits[f"per_{unit}_floor"]
+        falls = metric == "kl" and not self.facts.get("reference_moves")  # which takes the KL with it
+        if falls and level - value > floor and abs(value) <= _NOTHING * level:
+            return True
+        if len(before) < _LEVEL:
+            return False
         highest = max(before[-_LEVEL:])  # what comes back from a low batch is no rise
         if value - highest > floor:
             rise = limits["loss_times"] if metric == "loss" and len(before) >= _ENOUGH else times
-            if _ratio(value, highest, level) > max(log(rise), self._usual(_ratios(before, max, level))):
-                return value > times * highest
-        falls = metric == "kl" and not self.facts.get("reference_moves")  # which takes the KL with it
+            return _ratio(value, highest, level) > max(log(rise), self._usual(_ratios(before, max, level)))
         if falls and level - value > floor:
             usual = self._usual([-ratio for ratio in _ratios(before, median, level)])
-            if -_ratio(value, level, level) > max(log(times), usual):
-                return abs(value) <= _NOTHING * level
-        return None
+            return -_ratio(value, level, level) > max(log(times), usual)
+        return False
 
     def _usual(self, ratios: list[float]) -> float:
         """How far the run goes by itself. Up and down by ratios of their own: a KL that grows may still not fall."""
