@@ -1,4 +1,4 @@
-"""The one error that means: the user can mend this. Recipes print its message alone and exit with a non-zero status."""
+"""The one error that means: the user can mend this. Recipes say its message alone and exit with a non-zero status."""
 
 import sys
 from collections.abc import Iterable

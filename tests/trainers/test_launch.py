@@ -30,6 +30,13 @@ class Trainer:
         return "output"
 
 
+def run_in(folder, **attributes):
+    trainer = Trainer()
+    trainer.args = SimpleNamespace(output_dir=str(folder))
+    vars(trainer).update(attributes)
+    return trainer
+
+
 class StockPPO:
     def train(self):
         return None
@@ -44,8 +51,7 @@ def test_the_result_of_the_trainer_comes_back(tmp_path):
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     (tmp_path / "checkpoint-4").mkdir()
-    trainer = Trainer()
-    trainer.args = SimpleNamespace(output_dir=str(tmp_path))
+    trainer = run_in(tmp_path)
     with pytest.raises(UserError, match=r"no checkpoint 'last'.*has checkpoint-4"):
         train(trainer, resume_from_checkpoint="last")
 
@@ -60,8 +66,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 @pytest.mark.parametrize("word", [True, "true", "True"])
 def test_true_is_the_newest_checkpoint_that_was_saved_to_its_end(tmp_path, word):
-    trainer = Trainer()
-    trainer.args = SimpleNamespace(output_dir=str(tmp_path))
+    trainer = run_in(tmp_path)
     for step in (4, 20, 100):
         (tmp_path / f"checkpoint-{step}").mkdir()
     with pytest.raises(UserError, match="no whole checkpoint in"):
@@ -98,9 +103,7 @@ def test_whole_files_of_a_checkpoint_are_taken(tmp_path):
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "value_function.safetensors", "reference/model.safetensors"])
 def test_a_checkpoint_that_lacks_what_the_trainer_loads_is_passed_over(tmp_path, lost):
-    trainer = Trainer()
-    trainer.args = SimpleNamespace(output_dir=str(tmp_path))
-    trainer.checkpoint_files = ["value_function.safetensors", "reference/model.safetensors"]
+    trainer = run_in(tmp_path, checkpoint_files=["value_function.safetensors", "reference/model.safetensors"])
     for step in (4, 20):
         (checkpoint(tmp_path, step) / "reference").mkdir()
         for name in trainer.checkpoint_files:
@@ -108,13 +111,6 @@ def test_a_checkpoint_that_lacks_what_the_trainer_loads_is_passed_over(tmp_path,
     (tmp_path / "checkpoint-20" / lost).unlink()
     train(trainer, resume_from_checkpoint=True)
     assert trainer.received == str(tmp_path / "checkpoint-4")
-
-
-def run_in(folder, **attributes):
-    trainer = Trainer()
-    trainer.args = SimpleNamespace(output_dir=str(folder))
-    vars(trainer).update(attributes)
-    return trainer
 
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")

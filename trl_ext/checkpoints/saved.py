@@ -29,7 +29,8 @@ _OWN_STATE = Draft202012Validator(
     {"type": "object", "required": ["baseline", "kl"], "additionalProperties": _NUMBERS,
      "properties": {"kl": {"required": ["value"]}}}
 )  # fmt: skip
-_STATES = {
+# What training goes on with besides the weights
+STATES = {
     "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt"),
     "scheduler": re.compile(r"scheduler(_\d+)?\.(pt|bin)"),
     "random state": re.compile(r"rng_state(_\d+)?\.pth|random_states_\d+\.pkl"),
@@ -93,7 +94,7 @@ def _newest(folder: str, needed: Collection[str]) -> tuple[Path | None, list[str
             continue
         if fault:
             passed_over.append(fault[0])
-        elif lost and len(lost) < len(_STATES):
+        elif lost and len(lost) < len(STATES):
             without_states = without_states or (path, passed_over[:])
             passed_over.append(f"{path} has no {' and no '.join(lost)}")
         else:
@@ -114,7 +115,7 @@ def lost_states(checkpoint: Path) -> list[str]:
 def missing_states(names: Collection[str], by_deepspeed: bool) -> list[str]:
     """The same by the names of files and folders; the scheduler not where DeepSpeed's own states may hold it."""
     return [
-        state for state, pattern in _STATES.items()
+        state for state, pattern in STATES.items()
         if not any(map(pattern.fullmatch, names)) and not (by_deepspeed and state == "scheduler")
     ]  # fmt: skip
 

@@ -44,7 +44,7 @@ def load_reviews(split: str = "train", data_dir: str | Path | None = None) -> Da
 
 def review_prompts(split: str = "train", words: int = 3, data_dir: str | Path | None = None) -> Dataset:
     """Openings of review snippets, each once: column `prompt`. No opening of `test` occurs in `train`."""
-    openings = prefixes(load_reviews(split, data_dir)["text"][:], words)
+    openings = prefixes(load_reviews(split, data_dir)["text"][:], words)  # [:] since a column is read row by row
     if split == "test":
         seen = set(prefixes(load_reviews("train", data_dir)["text"][:], words))
         openings = [opening for opening in openings if opening not in seen]

@@ -35,7 +35,7 @@ def _clean(value: Any, path: str, found: dict[str, float]) -> Any:
 def is_strict_json(value: Any) -> bool:
     """Whether all its numbers are finite. Python's reader takes `NaN`, `Infinity` and `1e999`; nobody else's does."""
     try:
-        json.dumps(value, allow_nan=False)
+        _encode(value)
     except ValueError:
         return False
     return True

@@ -556,14 +556,12 @@ class ReinforceLOOTrainer(EpisodeTrainer):
             load_reference(self, checkpoint)
         if STATE_FILE not in self.checkpoint_files:
             return  # nothing moves: a checkpoint of another trainer will do
-        path = os.path.join(checkpoint, STATE_FILE)
-        state = read_own_state(Path(path))
+        path = Path(checkpoint, STATE_FILE)
+        state = read_own_state(path) or {}
         try:
-            if state is None:
-                raise ValueError("broken, or none")
             self._baseline.load_state_dict(state["baseline"])
             self._kl.load_state_dict(state["kl"])
-        except (ValueError, KeyError) as error:
+        except KeyError as error:  # broken, none, or of other options
             raise UserError(
                 f"kl_target and baseline='ema' cannot be resumed without a sound {path}: resume from another "
                 "checkpoint, or begin anew from the model in it (model_name_or_path)"

@@ -10,13 +10,12 @@ from trl_ext.checkpoints.blocks import map_blocks
 from trl_ext.checkpoints.health.finding import Case, HealthFinding, Rule, counted, listed, named, whole_number
 from trl_ext.checkpoints.moments import moments_of
 from trl_ext.checkpoints.naming import step_of
-from trl_ext.checkpoints.saved import missing_states, what_begins_anew
+from trl_ext.checkpoints.saved import STATES, missing_states, what_begins_anew
 from trl_ext.checkpoints.stored import StoredTensor
 from trl_ext.monitor.alerts import Severity
 
 _PART, _PARTS_OF_A_STATE = 32 << 10, 8  # bytes of an optimizer's state that are looked at
 _MOMENTS = (torch.float32, torch.bfloat16, torch.float16)
-_STATES = 3  # optimizer, scheduler, random numbers
 
 
 def cannot_resume(case: Case) -> Iterator[HealthFinding]:
@@ -29,7 +28,7 @@ def cannot_resume(case: Case) -> Iterator[HealthFinding]:
         )  # fmt: skip
     names = [*case.checkpoint.files, *case.checkpoint.folder.folders()]
     lost = missing_states(names, by_deepspeed="DeepSpeed" in case.checkpoint.form)
-    if len(lost) == _STATES and "trainer_state.json" in case.checkpoint.files:
+    if len(lost) == len(STATES) and "trainer_state.json" in case.checkpoint.files:
         yield HealthFinding(
             "resume_weights_only", Severity.INFO, "no optimizer, scheduler and random state: weights alone",
             "As save_only_model=True saves; training cannot go on from here exactly.",
