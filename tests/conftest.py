@@ -21,6 +21,7 @@ os.environ.update(
     MKL_NUM_THREADS="1",
     MPLBACKEND="Agg",
     OMP_NUM_THREADS="1",
+    PYTHONFAULTHANDLER="1",  # of the processes that tests start: where one crashed
     TOKENIZERS_PARALLELISM="false",
     TRL_EXPERIMENTAL_SILENCE="1",
     WANDB_MODE="offline",
@@ -31,7 +32,7 @@ os.environ.update(
 settings.register_profile("trl_ext", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trl_ext")
 
-sys.path.insert(0, str(Path(__file__).parent))  # for rl_trainers: test folders are no packages
+sys.path.insert(0, str(Path(__file__).parent))  # for rl_trainers, torchrun: test folders are no packages
 
 installed_trl = Version(version("trl"))
 ships_ppo = installed_trl < Version("1.13")

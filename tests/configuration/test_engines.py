@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from torch.distributed.fsdp.fully_sharded_data_parallel import StateDictType
+from torchrun import torchrun
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig, RewardConfig, SFTConfig
 
@@ -192,8 +192,7 @@ def test_fsdp_divides_quantized_weights_that_are_stored_as_the_others(tmp_path, 
 
 
 def test_what_all_processes_find_is_said_once():
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"]
-    command += [str(ROOT / "recipes" / "sft.py"), "--config", str(ROOT / "recipes" / "sft.yaml")]
+    command = torchrun(ROOT / "recipes" / "sft.py", "--config", ROOT / "recipes" / "sft.yaml")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -1,13 +1,12 @@
 """The twin computes what the policy computes, whatever is around the policy's weights."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torchrun import output_of
 from trainer_builders import absolute_policy, policy
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -124,9 +123,6 @@ def test_a_policy_whose_weights_its_class_does_not_know_has_no_twin():
 
 def test_the_twin_of_a_policy_that_fsdp2_divides_has_its_whole_weights():
     """Also made while FSDP2 still holds weights together that it is about to divide again."""
-    script = Path(__file__).with_name("sharded_twin_run.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29617"]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("differences")]
+    output = output_of(Path(__file__).with_name("sharded_twin_run.py"), timeout=200)
+    lines = [line.split()[1:] for line in output.splitlines() if line.startswith("differences")]
     assert lines == [["plain", "0.0", "0.0"], ["plain", "0.0", "0.0"], ["lora", "0.0", "0.0"]]

@@ -4,9 +4,7 @@ import errno
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torchrun import torchrun
 from trl import SFTConfig, SFTTrainer
 
 from trl_ext import UserError, tiny, train
@@ -180,16 +179,12 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_configuration_to_tak
 
 
 def start(folder, data, *words):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = {"config": ROOT / "recipes/sft.yaml", "model_name_or_path": tiny.NAME, "dtype": "float32",
                "dataset_name": data, "dataset_test_split": "none", "output_dir": folder, "use_cpu": "true",
                "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "steps", "save_steps": 2,
                "save_total_limit": 2, "max_length": 16, "lr_scheduler_type": "constant", "warmup_steps": 0,
                "max_steps": 100_000, "disable_tqdm": "true"}  # fmt: skip
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
-    command += [str(ROOT / "recipes/sft.py"), *(str(x) for k, v in options.items() for x in (f"--{k}", v)), *words]
+    command = torchrun(ROOT / "recipes/sft.py", *(x for k, v in options.items() for x in (f"--{k}", v)), *words)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

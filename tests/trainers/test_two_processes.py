@@ -1,13 +1,11 @@
 """Two gloo processes take the steps and log the numbers that one takes and logs."""
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import ddp_run
 import pytest
+from torchrun import output_of
 from trainer_builders import environment
 
 SCRIPT = str(Path(__file__).parent / "ddp_run.py")
@@ -18,18 +16,9 @@ EPISODE_KEYS = ["episodes/tokens", "episodes/cut_ratio/tokens"]  # of tools and 
 VALUE_KEYS = ["loss/value_avg", "value/explained_variance", "value/mean", "val/clipfrac_avg"]
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def train(folder, processes):
     out = str(folder / f"{processes}.json")
-    launch = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={free_port()}"]
-    command = [sys.executable, *(launch if processes > 1 else []), SCRIPT, out]
-    done = subprocess.run(command, env=environment(), cwd=folder, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    output_of(SCRIPT, out, processes=processes, env=environment(), cwd=folder, timeout=240)
     with open(out) as file:
         return json.load(file)
 
