@@ -13,15 +13,15 @@ RECIPES := $(sort $(notdir $(basename $(wildcard recipes/[a-z]*.py))))
 # The matrices of the embedded policy are too small to share among threads, and on a busy machine threads that wait for each
 # other make it many times slower: one thread. THREADS=8 for a larger model on a CPU.
 THREADS ?= 1
-# TRL alone differs between the two lanes: what imports none of it (tests/test_layers.py) is tested on one, and so is what
-# is of Accelerate, PEFT and Transformers: engines, several processes that fail, policies side by side, twins of a policy.
+# TRL alone differs between the two lanes: what imports none of it (tests/test_layers.py) is tested on one, and so is what is
+# of Accelerate, PEFT and Transformers: engines, several processes that decide or fail, policies side by side, twins of one.
 WITHOUT_TRL := functional monitor checkpoints tiny reporting data sweep
 REWARDS_WITHOUT_TRL := ending failures format json_actions json_format json_schema keywords language length numeric reliability \
 	reliability_numbers remote repetition safety samples sentiment text
 ONE_LANE := $(WITHOUT_TRL) $(patsubst %,rewards/test_%.py,$(REWARDS_WITHOUT_TRL)) test_data.py test_errors.py \
 	test_degenerate_pairs.py test_preferences.py test_review_agent.py test_layers.py test_cli.py test_cli_checkpoint.py test_cli_sweep.py \
 	test_cli_pipeline.py recipes/test_scale.py recipes/test_compare.py trainers/test_failures.py configuration/test_engines.py \
-	generation/test_twin.py rewards/test_reward_model.py
+	generation/test_twin.py rewards/test_reward_model.py rewards/test_hash_seeds.py callbacks/test_two_processes.py
 # Tests run in that many processes, those of a file in one: what a file prepares is prepared once.
 CORES := $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); [ "$$n" -gt 8 ] && echo 8 || echo "$$n")
 DEVICE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo single_gpu || echo cpu)
@@ -39,18 +39,22 @@ LAUNCH += --gpu_ids $(CUDA_VISIBLE_DEVICES)
 endif
 endif
 
-# $(call install,folder,extras,sed expression over the pins). Torch comes first and alone: PyPI's Linux wheel brings gigabytes of
-# CUDA, so a machine without a GPU takes PyTorch's CPU build where that index can be reached.
-define install
+# $(call torch,folder,sed expression over the pins) and $(call install,folder,extras). Torch comes first and alone: PyPI's Linux
+# wheel brings gigabytes of CUDA, so a machine without a GPU takes PyTorch's CPU build where that index can be reached. The pip
+# that comes with Python 3.11 takes half as long again as a new one.
+define torch
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	{ echo "trl_ext needs Python 3.11 or newer, '$(PYTHON)' is not: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 @echo "Installing into $(1) (some minutes, once)"
 @test -x $(1)/bin/pip || $(PYTHON) -m venv --clear $(1)
-@sed '$(3)' constraints.txt > $(1)/constraints.txt
+@sed '$(2)' constraints.txt > $(1)/constraints.txt
+@$(1)/bin/python -m pip install --quiet --constraint $(1)/constraints.txt --upgrade pip
 @index=; if [ $(DEVICE) = cpu ] && [ "$$(uname)" = Linux ] && $(1)/bin/python -c \
 	'import urllib.request as r; r.urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
 	then index="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
 	$(1)/bin/python -m pip install --quiet --constraint $(1)/constraints.txt $$index torch
+endef
+define install
 @$(1)/bin/python -m pip install --quiet --constraint $(1)/constraints.txt --editable '.[$(2)]'
 endef
 
@@ -112,12 +116,18 @@ clean: ## remove environments and caches; runs/ stays
 	find trl_ext recipes tests -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is newer than what says what to install, so a second run installs nothing.
-$(VENV)/.installed-recipes: pyproject.toml constraints.txt
+$(VENV)/.torch: constraints.txt
+	$(call torch,$(VENV))
+	@touch $@
+$(VENV)/.installed-recipes: $(VENV)/.torch pyproject.toml
 	$(call install,$(VENV),recipes)
 	@touch $@
-$(VENV)/.installed-all: pyproject.toml constraints.txt
+$(VENV)/.installed-all: $(VENV)/.torch pyproject.toml
 	$(call install,$(VENV),all)
 	@touch $@ $(VENV)/.installed-recipes
-$(VENV_TRL112)/.installed-all: pyproject.toml constraints.txt
-	$(call install,$(VENV_TRL112),all,s/^trl==.*/trl==1.12.0/)
+$(VENV_TRL112)/.torch: constraints.txt
+	$(call torch,$(VENV_TRL112),s/^trl==.*/trl==1.12.0/)
+	@touch $@
+$(VENV_TRL112)/.installed-all: $(VENV_TRL112)/.torch pyproject.toml
+	$(call install,$(VENV_TRL112),all)
 	@touch $@

@@ -30,7 +30,7 @@ def pins(expression: str = "") -> dict[str, Requirement]:
 def pins_trl112() -> dict[str, Requirement]:
     """The second lane's, made with the very expression of the Makefile."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (expression,) = re.findall(r"VENV_TRL112\),all,(s/.*/)\)$", makefile, flags=re.MULTILINE)
+    (expression,) = re.findall(r"VENV_TRL112\),(s/.*/)\)$", makefile, flags=re.MULTILINE)
     return pins(expression)
 
 

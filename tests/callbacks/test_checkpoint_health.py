@@ -417,6 +417,7 @@ def test_files_that_other_callbacks_are_writing_are_no_fault(tmp_path):
     assert judge(tmp_path).findings == []
 
 
+@pytest.mark.current_trl  # a process of its own, in one lane
 def test_kill_in_mid_judging_leaves_whole_lines(tmp_path):
     code = f"""
 import sys
@@ -442,6 +443,7 @@ grpo(Path({str(tmp_path)!r}), [lambda completions, **kw: [1.0 * len(c) for c in 
     assert kept and all((path / "model.safetensors").stat().st_size > 10_000 for path in kept)
 
 
+@pytest.mark.current_trl  # a process of its own, in one lane
 def test_a_process_that_ends_with_an_error_still_judges_its_last_checkpoint(tmp_path):
     """The interpreter takes no new work for threads then."""
     code = f"""

@@ -107,6 +107,7 @@ trainer.train()
 """
 
 
+@pytest.mark.current_trl  # a process of its own, in one lane
 def test_killed_in_the_middle_of_a_line_it_resumes_whole(scripted, tmp_path):
     script = KILLED.format(root=str(ROOT), folder=str(tmp_path / "run"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)

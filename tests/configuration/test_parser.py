@@ -277,6 +277,7 @@ def test_one_line_is_short_and_never_empty():
     assert len(one_line(ValueError("x" * 1000), limit=50)) == 50
 
 
+@pytest.mark.current_trl  # a process of its own, in one lane
 def test_the_exit_status_reaches_the_shell():
     code = "from trl_ext.configuration import cli_errors, parse\nwith cli_errors(): parse((), ['--nothing'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -184,6 +184,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, case):
     assert error.startswith("error: ") and expected in error
 
 
+@pytest.mark.current_trl  # a process of its own, in one lane
 def test_bad_input_ends_a_real_process_with_status_2_and_no_traceback(tmp_path):
     process = start("ppo", tmp_path, "--reward_funcs", "sentimen")
     _, error = process.communicate(timeout=120)
