@@ -211,6 +211,31 @@ def test_a_file_of_another_kind_is_not_written_on(sweep_file, tmp_path, capsys):
     assert (tmp_path / "out" / "sweep.jsonl").read_bytes() == bytes(range(256)) * 4
 
 
+@pytest.mark.parametrize("damage", [
+    lambda content: b"", lambda content: bytes(6), lambda content: bytes(range(128, 256)),
+    lambda content: content[:40], lambda content: content.replace(b'{"event": "started"', b"garbage"),
+    lambda content: content + b"[" * 100_000 + b"\n", lambda content: content + bytes(30) + b"\n",
+])  # fmt: skip
+def test_a_damaged_file_runs_no_job_again(sweep_file, tmp_path, damage, capsys):
+    file, state = sweep_file({"x": [1, 2]}), tmp_path / "out" / "sweep.jsonl"
+    assert main(["sweep", file]) == 0
+    damaged = damage(state.read_bytes())
+    state.write_bytes(damaged)
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    assert main(["sweep", file]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "sweep.jsonl" in line and "give another output_dir" in line and len(line) < 400
+    assert state.read_bytes() == damaged and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_sweep_killed_in_its_first_line_begins(sweep_file, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.jsonl").write_bytes(b'{"event": "sweep", "sweep": {"par')
+    assert main(["sweep", sweep_file({"x": [1]})]) == 0
+    assert calls(tmp_path) == ["1"]
+
+
 @pytest.mark.parametrize("created", [float("nan"), 0.0])
 def test_a_process_that_is_not_surely_the_left_over_one_is_let_be(created):
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

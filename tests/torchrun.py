@@ -4,6 +4,8 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -18,17 +20,33 @@ def torchrun(script: object, *words: object, processes: int = 2) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options, str(script), *map(str, words)]
 
 
-def output_of(script: object, *words: object, processes: int = 2, **options: Any) -> str:
-    """What it printed once all processes ended well; `options` are those of `subprocess.run`.
+def output_of(script: object, *words: object, processes: int = 2, timeout: float, **options: Any) -> str:
+    """What it printed once all processes ended well, within `timeout` seconds; `options` are those of `Popen`.
 
-    A run with a process that crashed is repeated once: one did in one of many runs of CI, amid FSDP2 on gloo, and
-    none in 540 rounds of the same in which the reason was looked for. A read of freed weights would come again.
+    Where the launcher says that a process crashed, all is repeated once: one did in one of many runs of CI, amid FSDP2
+    on gloo, and none in 540 rounds of the same in which the reason was looked for. What crashes each time fails.
     """
     for attempt in (1, 2):
-        command = torchrun(script, *words, processes=processes)
-        done = subprocess.run(command, capture_output=True, text=True, **options)
-        if attempt == 2 or "(SIGSEGV)" not in done.stderr:
+        with started(torchrun(script, *words, processes=processes), **options) as process:
+            output, errors = process.communicate(timeout=timeout)
+        if attempt == 2 or "(SIGSEGV)" not in errors:
             break
-        warnings.warn(f"a process crashed, and is run again: {done.stderr}", stacklevel=2)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        warnings.warn(f"a process crashed, and all are started again: {errors}", stacklevel=2)
+    assert process.returncode == 0, errors
+    return output
+
+
+@contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """Its output in pipes. Nothing of it runs on: the launcher's processes have sessions of their own, and it ends them
+    where it is asked to end."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=40)  # it gives its processes 30 seconds
+        process.kill()
+        process.wait()

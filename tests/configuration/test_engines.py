@@ -201,10 +201,21 @@ def test_what_all_processes_find_is_said_once():
     assert "2 processes were started, and torch" in lines[0]
 
 
-def test_fsdp_on_the_cpu_is_refused_where_accelerate_would_not_divide(tmp_path, monkeypatch):
+def test_an_engine_on_the_cpu_is_refused_where_accelerate_would_not_divide(tmp_path, monkeypatch):
     args = training(tmp_path)
     launched(monkeypatch, **FSDP2)
     engines.check_engine((args,))
     monkeypatch.setattr(engines, "SHARDS_ON_THE_CPU", False)
-    with pytest.raises(UserError, match=r"on the CPU Accelerate trains it whole .*multi_gpu\.yaml"):
+    with pytest.raises(UserError, match=r"FSDP .* on the CPU Accelerate trains it whole .*multi_gpu\.yaml"):
+        engines.check_engine((args,))
+    args.use_cpu = False
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)  # one process, which looks for a GPU in vain
+    with pytest.raises(UserError, match=r"FSDP .* on the CPU Accelerate trains it whole .*cpu\.yaml"):
+        engines.check_engine((args,))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    engines.check_engine((args,))
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    args.use_cpu = True
+    with pytest.raises(UserError, match=r"DeepSpeed .* on the CPU Accelerate trains it whole"):
         engines.check_engine((args,))

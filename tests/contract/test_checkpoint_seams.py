@@ -55,6 +55,16 @@ def test_transformers_tells_what_a_model_has_and_how_it_is_stored():
     assert rename_source_key("embed_tokens.weight", [], [], "model", known)[0] == "model.embed_tokens.weight"
 
 
+def test_what_reads_a_checkpoint_has_the_names_we_know():
+    """`trainers/failures.py` tells by them an error of loading from others."""
+    from transformers import TrainerState
+
+    from trl_ext.trainers.failures import LOADERS
+
+    assert all(callable(getattr(Trainer, name)) for name in LOADERS - {"load_from_json"})
+    assert callable(TrainerState.load_from_json)
+
+
 def test_the_trainer_calls_on_train_begin_from_where_the_checkpoint_is_a_local():
     """`_frames.resumed_from` reads `resume_from_checkpoint` there."""
     assert "resume_from_checkpoint" in inspect.signature(Trainer.train).parameters

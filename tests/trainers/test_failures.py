@@ -18,7 +18,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torchrun import torchrun
+from torchrun import started, torchrun
 from trl import SFTConfig, SFTTrainer
 
 from trl_ext import UserError, tiny, train
@@ -186,7 +186,7 @@ def start(folder, data, *words):
                "max_steps": 100_000, "disable_tqdm": "true"}  # fmt: skip
     command = torchrun(ROOT / "recipes/sft.py", *(x for k, v in options.items() for x in (f"--{k}", v)), *words)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return started(command, env=environment)
 
 
 def rank_pid(launcher, rank):
@@ -196,22 +196,40 @@ def rank_pid(launcher, rank):
     raise AssertionError(f"no process of rank {rank}")
 
 
-def killed(run, rank, folder, step):
+def killed(launched, rank, folder, step):
     """The one line of the process that is left, once `rank` is killed after the checkpoint of `step`."""
-    try:
+    with launched as run:
         end = time.monotonic() + 120
         while not (folder / f"checkpoint-{step}/trainer_state.json").exists():
             assert time.monotonic() < end and run.poll() is None, run.communicate()[1][-2000:]
             time.sleep(0.02)
         os.kill(rank_pid(run.pid, rank), signal.SIGKILL)
         _, stderr = run.communicate(timeout=30)  # not the minutes after which gloo and NCCL give up
-    finally:
-        run.kill()
     assert run.returncode != 0
     lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "another process of this run is gone" in lines[0], stderr[-3000:]
+    assert len(lines) == 1 and "another process of this run is gone" in lines[0], stderr
     assert f"process {1 - rank}" in lines[0]
     return lines[0]
+
+
+def with_unknown_field(checkpoint):
+    path = checkpoint / "trainer_state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of_a_later_version": 1}))
+
+
+@pytest.mark.parametrize(("damage", "named"), [
+    (with_unknown_field, "TypeError in load_from_json: .*'of_a_later_version'"),
+    (lambda folder: (folder / "trainer_state.json").write_text('{"global_step": 2}'), "in _init_training_state"),
+    (lambda folder: (folder / "optimizer.pt").write_bytes(b"\x80\x02" + b"junk" * 9), "_load_optimizer_and_scheduler"),
+    (lambda folder: torch.save({}, folder / "rng_state.pth"), "KeyError in _load_rng_state: 'python'"),
+])  # fmt: skip
+def test_a_checkpoint_that_cannot_be_loaded_is_named_and_kept_as_it_was(tmp_path, damage, named):
+    train(sft_trainer(tmp_path, max_steps=2))
+    damage(tmp_path / "checkpoint-2")
+    before = {path: path.read_bytes() for path in (tmp_path / "checkpoint-2").iterdir()}
+    with pytest.raises(UserError, match=f"cannot load {tmp_path}/checkpoint-2: .*{named}.* resume from another check"):
+        train(sft_trainer(tmp_path), resume_from_checkpoint=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "checkpoint-2").iterdir()} == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process in /proc")

@@ -261,6 +261,25 @@ def test_an_adapter_without_its_configuration_is_no_whole_model(tmp_path):
         train(Trainer(), resume_from_checkpoint=str(path))
 
 
+@pytest.mark.parametrize("state", [
+    {"global_step": True}, {"global_step": -3}, {"global_step": 4, "log_history": "abc"},
+    {"global_step": 4, "epoch": "x"}, {"global_step": 4, "stateful_callbacks": None}, [],
+])  # fmt: skip
+def test_a_state_of_other_types_is_broken(tmp_path, state):
+    path = checkpoint(tmp_path, 4)
+    (path / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match=r"trainer_state\.json is broken"):
+        train(Trainer(), resume_from_checkpoint=str(path))
+
+
+def test_an_empty_name_is_no_checkpoint_and_false_none(tmp_path):
+    trainer = run_in(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint ''"):
+        train(trainer, resume_from_checkpoint="")
+    train(trainer, resume_from_checkpoint="false")
+    assert not hasattr(trainer, "received") or trainer.received is None
+
+
 def test_a_checkpoint_that_was_cut_short_is_named(tmp_path):
     path = checkpoint(tmp_path, 4)
     (path / "trainer_state.json").unlink()

@@ -29,6 +29,15 @@ _OWN_STATE = Draft202012Validator(
     {"type": "object", "required": ["baseline", "kl"], "additionalProperties": _NUMBERS,
      "properties": {"kl": {"required": ["value"]}}}
 )  # fmt: skip
+# Of `trainer_state.json`; others' and later fields are let be
+_TRAINER_STATE = Draft202012Validator({
+    "type": "object", "required": ["global_step"],
+    "properties": {
+        "global_step": {"type": "integer", "minimum": 0}, "max_steps": {"type": "integer"},
+        "epoch": {"type": ["number", "null"]}, "log_history": {"type": "array"},
+        "best_model_checkpoint": {"type": ["string", "null"]}, "stateful_callbacks": {"type": "object"},
+    },
+})  # fmt: skip
 # What training goes on with besides the weights
 STATES = {
     "optimizer": re.compile(r"optimizer(_\d+)?(\.(pt|bin))?(/.*)?|.*optim_states\.pt"),
@@ -49,8 +58,7 @@ def checkpoints(folder: str) -> list[Path]:
 
 def is_whole(checkpoint: Path) -> bool:
     """`trainer_state.json` is what is saved last: without it, or with half of it, a run was killed while it saved."""
-    state = _json(checkpoint / "trainer_state.json")
-    return isinstance(state, dict) and isinstance(state.get("global_step"), int)
+    return _TRAINER_STATE.is_valid(_json(checkpoint / "trainer_state.json"))
 
 
 def newest_whole(folder: str, needed: Collection[str] = ()) -> str:

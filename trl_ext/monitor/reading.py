@@ -15,7 +15,7 @@ def read_records(data: bytes) -> list[dict[str, Any]]:
     for line in data.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # also a line cut inside a character
+        except (ValueError, RecursionError):  # also a line cut inside a character
             continue
         if isinstance(record, dict):
             records.append(record)

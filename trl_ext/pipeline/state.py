@@ -18,7 +18,8 @@ _FACTS = Draft202012Validator({  # of one stage
     "type": "object", "required": ["recipe", "options", "from"],
     "properties": {
         "recipe": {"type": "string"}, "options": {"type": "object"}, "from": {"type": "object"},
-        "made": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "made": {"type": "object", "additionalProperties": {"type": "integer"},
+                 "propertyNames": {"pattern": "^[^/\x00\ud800-\udfff]{1,255}$"}},
         "pid": {"type": "integer", "minimum": 1}, "created": _NUMBER, "ended": _NUMBER, "seconds": _NUMBER,
     },
 })  # fmt: skip

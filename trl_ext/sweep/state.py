@@ -87,13 +87,26 @@ class SweepState:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """A line that was cut short by a kill is left out; what was never written by a sweep is not taken for one."""
-    content = path.read_bytes() if path.exists() else b""
-    events = read_records(content)
-    wrong = [event for event in events if not (_EVENT.is_valid(event) and is_strict_json(event))]
-    if wrong or (b"\n" in content and not any(event["event"] == "sweep" for event in events)):
-        line = f" in the line {json.dumps(wrong[0])[:80]}" if wrong else ""
-        raise UserError(f"{path} holds no events of a sweep{line}: mend it, or give another output_dir")
+    events: list[dict[str, Any]] = []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        found = read_records(line)
+        if not (found or _is_cut(line)) or not all(_EVENT.is_valid(each) and is_strict_json(each) for each in found):
+            text = json.dumps(line.decode(errors="replace")[:80])[:80]
+            raise UserError(
+                f"{path} holds no events of a sweep in the line {text}: mend it, or give another output_dir"
+            )
+        events += found
+    jobs = [other for other in path.parent.iterdir() if other.name.isdigit()]  # none after a kill in mid first line
+    if path.exists() and jobs and not any(event["event"] == "sweep" for event in events):
+        raise UserError(f"{path} does not say of which sweep the jobs beside it are: give another output_dir")
     return events
+
+
+def _is_cut(line: bytes) -> bool:
+    """The beginning of an event as `SweepState` writes it."""
+    begin = b'{"event": "'
+    return begin.startswith(line) or line.startswith(begin)
 
 
 def _cannot_write(path: Path, error: OSError) -> None:

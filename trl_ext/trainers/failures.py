@@ -1,9 +1,10 @@
-"""What ends a run from outside its code, in one line: no memory, a full disk, another process that is gone."""
+"""What ends a run from outside its code, in one line: no memory, a full disk, a lost process, a broken checkpoint."""
 
 import errno
 import os
 import re
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ _NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 _PEER_GONE = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|remote process exited|NCCL communicator was aborted"
 )
+# The methods that read a checkpoint, Transformers' and our trainers' own
+LOADERS = {"_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler",
+           "_load_callback_state", "_init_training_state", "load_from_json"}  # fmt: skip
 _LENGTHS = ("response_length", "max_completion_length", "max_length")  # the first that a configuration has
 
 
@@ -31,18 +35,22 @@ class LostProcessError(UserError):
 
 
 @contextmanager
-def telling_failures(trainer: Any) -> Iterator[None]:
+def telling_failures(trainer: Any, checkpoint: str | None = None) -> Iterator[None]:
     """Around training and saving: a `UserError` that says what happened and how to go on. Other exceptions pass.
 
+    Args:
+        checkpoint: the folder that training goes on from.
     Raises:
-        UserError: memory of a GPU or of the machine ran out; the disk is full; another process of the run is gone.
+        UserError: memory of a GPU or of the machine ran out; the disk is full; another process of the run is gone; the
+            checkpoint cannot be loaded.
     """
     try:
         yield
     except UserError:
         raise
-    except (RuntimeError, OSError, MemoryError, SafetensorError) as error:
-        told = _told(error, trainer)
+    except Exception as error:
+        known = isinstance(error, RuntimeError | OSError | MemoryError | SafetensorError)
+        told = (_told(error, trainer) if known else None) or _not_loaded(error, checkpoint)
         if told is None:
             raise
         raise told from error
@@ -59,6 +67,17 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
     if _several() and _PEER_GONE.search(str(error)):
         return LostProcessError(f"{_where(trainer)}: {lost_process()} {to_go_on(trainer)}")
     return None
+
+
+def _not_loaded(error: Exception, checkpoint: str | None) -> UserError | None:
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    loader = next((name for name in frames if name in LOADERS), None)
+    if checkpoint is None or loader is None:
+        return None
+    return UserError(
+        f"cannot load {checkpoint}: {type(error).__name__} in {loader}: {_first_sentences(error)} A file of it is "
+        "broken, or of another model or version: resume from another checkpoint, or drop resume_from_checkpoint."
+    )
 
 
 def to_go_on(trainer: Any) -> str:

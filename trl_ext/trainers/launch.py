@@ -24,15 +24,16 @@ def train(trainer, **kwargs):
     `PPOMonitoringCallback(on_critical="stop")` does after a checkpoint is saved. Other trainers stop by `control`.
 
     Args:
-        kwargs: for `trainer.train`; those that are None are left out. `resume_from_checkpoint` is a folder, or True
-            (also the word `true`) for the newest checkpoint in `output_dir` that was saved to its end.
+        kwargs: for `trainer.train`; those that are None or false are left out. `resume_from_checkpoint` is a folder, or
+            True (also the word `true`) for the newest checkpoint in `output_dir` that was saved to its end.
     Returns:
         what `trainer.train` returns; None for stock PPO (always) and for a run that was stopped.
     Raises:
         UserError: no such checkpoint, one with a broken file, without weights or of another engine;
-            stock PPO is asked to resume, which it cannot; no memory, a full disk or a lost process (`failures.py`).
+            stock PPO is asked to resume, which it cannot; one that cannot be loaded, no memory, a full disk or a lost
+            process (`failures.py`).
     """
-    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    kwargs = {name: value for name, value in kwargs.items() if value is not None and str(value).lower() != "false"}
     if kwargs and not inspect.signature(trainer.train).parameters:
         raise UserError(f"stock PPO of TRL 1.12 takes no {', '.join(kwargs)}: start anew, or set TRL_EXT_PPO=trl_ext.")
     checkpoint = kwargs.get("resume_from_checkpoint")
@@ -40,7 +41,7 @@ def train(trainer, **kwargs):
     if checkpoint is True or str(checkpoint).lower() == "true":
         checkpoint = kwargs["resume_from_checkpoint"] = newest_whole(trainer.args.output_dir, needed)
     elif isinstance(checkpoint, str | Path):
-        if not Path(checkpoint).is_dir():
+        if not (str(checkpoint) and Path(checkpoint).is_dir()):
             raise UserError(
                 f"no checkpoint {str(checkpoint)!r}: set resume_from_checkpoint to a folder; {trainer.args.output_dir} "
                 f"has {', '.join(path.name for path in checkpoints(trainer.args.output_dir)) or 'none'}."
@@ -52,7 +53,7 @@ def train(trainer, **kwargs):
         refuse_other_engine(Path(checkpoint), trainer)
         refuse_other_form(Path(checkpoint), trainer)
     try:
-        with speaking_when_terminated(trainer), telling_failures(trainer):
+        with speaking_when_terminated(trainer), telling_failures(trainer, kwargs.get("resume_from_checkpoint")):
             return trainer.train(**kwargs)
     except TrainingStopped as stopped:
         print(stopped)
