@@ -1,5 +1,6 @@
 """What comes close to a limit and is healthy, or is just beyond it: one limit a test."""
 
+import math
 import random
 
 import pytest
@@ -139,7 +140,24 @@ def test_a_loss_half_as_high_again_as_its_noise_allows_is_an_error_once_it_is_se
     before = around(level, noise, 12, 4)
     assert after_resume({"loss": [*before, after, after]}, at=12) == [(13, "error")]
     assert after_resume({"loss": [*before, after, level, level]}, at=12) == []
-    assert after_resume({"loss": [*around(level, 0.4, 12, 4), after, after]}, at=12) == []
+    assert after_resume({"loss": [*around(level, 0.6, 12, 4), after, after]}, at=12) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_kl_that_was_gone_is_lost_also_where_it_varies_much(seed):
+    """The next log shows what the fresh policy has learned meanwhile."""
+    before = [5 * math.exp(value) for value in around(1, 0.5, 16, seed)]
+    assert after_resume({"objective/kl": [*before, 0.0, 2.0, 2.5]}, at=16) == [(17, "error")]
+    assert after_resume({"objective/kl": [*before, 0.0, *before[:4]]}, at=16) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_loss_near_nothing_is_judged_by_its_differences(seed):
+    """That of DPO: 0.1 with noise of 0.04, one batch near 0, and 0.69 again."""
+    before = [max(value, 0.005) for value in around(0.1, 0.4, 16, seed)]
+    before[-2] = 0.005
+    assert after_resume({"loss": [*before, 0.69, 0.66, 0.6]}, at=16) == [(17, "error")]
+    assert after_resume({"loss": [*before, *before]}, at=16) == []
 
 
 def test_a_loss_that_has_been_as_high_before_goes_on():

@@ -37,9 +37,11 @@ class ResumeDiscontinuity(Rule):
     Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: 6 standard
     deviations and twice the largest change so far, seen in two of three logs, since a batch may be an exception: an
     error. A KL three times the highest of the last three or a third of their median, or gone, 1 nat a sequence apart
-    (0.1 a token); a loss of 1.5 times the highest (three times, with fewer than eight logs). With fewer than three logs
-    before the resume, or a loss that is not above 0, nothing is judged but a KL that is gone. Another order of the data
-    is a warning.
+    (0.1 a token), and once a log had none, a third is enough in the next; a loss of 1.5 times the highest (three times,
+    with fewer than eight logs), which may also go beyond its noise by the difference. With fewer than three logs before
+    the resume, or a loss that is not above 0, nothing is judged but a KL that is gone; of a run with a reward the KL
+    alone, since the loss of a policy gradient has no level: without a KL nothing. Another order of the data is a
+    warning.
     """
 
     name = "resume_discontinuity"
@@ -53,11 +55,13 @@ class ResumeDiscontinuity(Rule):
         self._after = 0  # logs since the resume whose data is still judged
         self._left = {"loss": 0, "kl": 0}  # and whose values are; many a log has but one of them, or none
         self._seen = {"loss": 0, "kl": 0}  # how many of those have changed
+        self._gone = False  # a KL was gone
 
     def resumed(self) -> None:
         self._after = int(self.limits["logs"])
         self._left = dict.fromkeys(self._left, self._after)
         self._seen = dict.fromkeys(self._seen, 0)
+        self._gone = False
 
     def check(self, row: Row) -> Finding | Verdict:
         unit, kl = kl_of(row)
@@ -88,15 +92,19 @@ class ResumeDiscontinuity(Rule):
         floor = limits["loss_floor"] if metric == "loss" else limits[f"per_{unit}_floor"]
         falls = metric == "kl" and not self.facts.get("reference_moves")  # which takes the KL with it
         if falls and level - value > floor and abs(value) <= _NOTHING * level:
+            self._gone = True
             return True
         if len(before) < _LEVEL:
             return False
         highest = max(before[-_LEVEL:])  # what comes back from a low batch is no rise
         if value - highest > floor:
             rise = limits["loss_times"] if metric == "loss" and len(before) >= _ENOUGH else times
-            return _ratio(value, highest, level) > max(log(rise), self._usual(_ratios(before, max, level)))
+            ratio = _ratio(value, highest, level)
+            # the noise of a loss is as large near 0, where ratios say nothing
+            apart = metric == "loss" and value - highest > self._usual(_differences(before, max))
+            return ratio > log(rise) and (apart or ratio > self._usual(_ratios(before, max, level)))
         if falls and level - value > floor:
-            usual = self._usual([-ratio for ratio in _ratios(before, median, level)])
+            usual = 0.0 if self._gone else self._usual([-ratio for ratio in _ratios(before, median, level)])
             return -_ratio(value, level, level) > max(log(times), usual)
         return False
 
@@ -153,7 +161,15 @@ def _ratio(value: float, level: float, scale: float) -> float:
 
 def _ratios(values: list[float], level: Callable[[list[float]], float], scale: float) -> list[float]:
     """Of each of `values` to the level of those before it."""
-    return [_ratio(values[i], level(values[max(i - _LEVEL, 0) : i]), scale) for i in range(1, len(values))]
+    return [_ratio(values[i], before, scale) for i, before in _levels(values, level)]
+
+
+def _differences(values: list[float], level: Callable[[list[float]], float]) -> list[float]:
+    return [values[i] - before for i, before in _levels(values, level)]
+
+
+def _levels(values: list[float], level: Callable[[list[float]], float]) -> list[tuple[int, float]]:
+    return [(i, level(values[max(i - _LEVEL, 0) : i])) for i in range(1, len(values))]
 
 
 class _Pace(Statistic):
