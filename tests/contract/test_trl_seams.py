@@ -43,6 +43,7 @@ METHODS = {
     "_save": (["self", "output_dir", "state_dict"], REINFORCE),
     "_load_best_model": (["self"], REINFORCE),
     "_load_from_checkpoint": (["self", "resume_from_checkpoint", "model"], REINFORCE),
+    "_issue_warnings_after_load": (["self", "load_result"], REINFORCE),
 }
 FUNCTIONS = {
     ("trl.models", "prepare_deepspeed"): (["model", "accelerator"], REFERENCE),

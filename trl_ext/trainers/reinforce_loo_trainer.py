@@ -55,6 +55,7 @@ from .reference import (
 )
 from .reinforce_loo_config import ReinforceLOOConfig
 from .value_function import (
+    PREFIX,
     VALUE_FILE,
     ValueFunction,
     add_value_function,
@@ -608,6 +609,13 @@ class ReinforceLOOTrainer(EpisodeTrainer):
                 load_value_function(self._value_function, load_file(path))
             except (SafetensorError, ValueError) as error:
                 raise UserError(f"{path} is broken, or of another value function: {error}.") from error
+
+    def _issue_warnings_after_load(self, load_result):
+        """Each resume would warn: the value function has a file of its own, and of two tied weights one is saved."""
+        own = self.model._keys_to_ignore_on_save  # which Transformers compares with what is missing, and ties
+        tied = {} if own else getattr(self.model, "all_tied_weights_keys", {})
+        missing = [name for name in load_result.missing_keys if PREFIX not in name and name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
 
 def _width(base: Any) -> int:
