@@ -241,7 +241,7 @@ def test_a_stage_that_was_killed_before_it_wrote_leaves_nothing_aside(here, caps
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": {"x": "y"}}}}',
     *(
         json.dumps({"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "made": {name: 1}}}})
-        for name in ("a" * 5000, "\ud800", "../../etc/passwd", "")
+        for name in ("a" * 5000, "\ud800", "../../etc/passwd", "", "a\n")
     ),
     "[" * 200_000,
     '{"stages": {"a": {"recipe": "step.py", "options": {}, "from": {}, "pid": -1}}}',

@@ -214,6 +214,9 @@ def test_a_file_of_another_kind_is_not_written_on(sweep_file, tmp_path, capsys):
 @pytest.mark.parametrize("damage", [
     lambda content: b"", lambda content: bytes(6), lambda content: bytes(range(128, 256)),
     lambda content: content[:40], lambda content: content.replace(b'{"event": "started"', b"garbage"),
+    lambda content: content[:-30] + bytes(30), lambda content: content.replace(b'"status": "ok"', b'"status": "\xff'),
+    lambda content: content.replace(b'"note": ""', b'"note": "\\ud800"'),
+    lambda content: content.replace(b'"seconds": ', b'"seconds": 1' + b"0" * 400),
     lambda content: content + b"[" * 100_000 + b"\n", lambda content: content + bytes(30) + b"\n",
 ])  # fmt: skip
 def test_a_damaged_file_runs_no_job_again(sweep_file, tmp_path, damage, capsys):

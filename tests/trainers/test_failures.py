@@ -232,6 +232,15 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named_and_kept_as_it_was(tmp_path
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoint-2").iterdir()} == before
 
 
+def load_from_json():  # a user's, by the name of a loader
+    raise KeyError("of the user")
+
+
+def test_what_fails_in_a_function_of_a_user_is_no_fault_of_the_checkpoint():
+    with pytest.raises(KeyError), failures.telling_failures(SimpleNamespace(), "checkpoint-2"):
+        load_from_json()
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process in /proc")
 def test_a_killed_process_ends_the_others_at_once_with_a_line_and_the_run_resumes(tmp_path):
     data, folder = tmp_path / "texts.jsonl", tmp_path / "run"

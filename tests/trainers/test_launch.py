@@ -262,8 +262,9 @@ def test_an_adapter_without_its_configuration_is_no_whole_model(tmp_path):
 
 
 @pytest.mark.parametrize("state", [
-    {"global_step": True}, {"global_step": -3}, {"global_step": 4, "log_history": "abc"},
-    {"global_step": 4, "epoch": "x"}, {"global_step": 4, "stateful_callbacks": None}, [],
+    {"global_step": True}, {"global_step": -3}, {"global_step": 4.0}, {"global_step": 4, "log_history": "abc"},
+    {"global_step": 4, "save_steps": "x"}, {"global_step": 4, "epoch": "x"},
+    {"global_step": 4, "stateful_callbacks": None}, [],
 ])  # fmt: skip
 def test_a_state_of_other_types_is_broken(tmp_path, state):
     path = checkpoint(tmp_path, 4)

@@ -36,6 +36,7 @@ _TRAINER_STATE = Draft202012Validator({
         "global_step": {"type": "integer", "minimum": 0}, "max_steps": {"type": "integer"},
         "epoch": {"type": ["number", "null"]}, "log_history": {"type": "array"},
         "best_model_checkpoint": {"type": ["string", "null"]}, "stateful_callbacks": {"type": "object"},
+        "logging_steps": {"type": "number"}, "save_steps": {"type": "number"}, "total_flos": {"type": "number"},
     },
 })  # fmt: skip
 # What training goes on with besides the weights
@@ -58,7 +59,8 @@ def checkpoints(folder: str) -> list[Path]:
 
 def is_whole(checkpoint: Path) -> bool:
     """`trainer_state.json` is what is saved last: without it, or with half of it, a run was killed while it saved."""
-    return _TRAINER_STATE.is_valid(_json(checkpoint / "trainer_state.json"))
+    state = _json(checkpoint / "trainer_state.json")
+    return _TRAINER_STATE.is_valid(state) and isinstance(state["global_step"], int)  # 6.0 is an integer of JSON Schema
 
 
 def newest_whole(folder: str, needed: Collection[str] = ()) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_encode_text = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 
 
 def to_strict_json(record: Mapping[str, Any]) -> str:
@@ -33,9 +34,10 @@ def _clean(value: Any, path: str, found: dict[str, float]) -> Any:
 
 
 def is_strict_json(value: Any) -> bool:
-    """Whether all its numbers are finite. Python's reader takes `NaN`, `Infinity` and `1e999`; nobody else's does."""
+    """Whether all its numbers are finite and its texts can be written. Python's reader takes `NaN`, `Infinity`, `1e999`
+    and half a surrogate pair; nobody else's does."""
     try:
-        _encode(value)
+        _encode_text(value).encode()
     except ValueError:
         return False
     return True

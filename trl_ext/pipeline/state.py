@@ -13,13 +13,13 @@ from trl_ext.pipeline.definition import Pipeline, Stage
 from trl_ext.sweep.state import lock_folder
 
 STATE_FILE = "pipeline.json"
-_NUMBER = {"type": "number"}
+_NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}  # Python reads integers that no float holds
 _FACTS = Draft202012Validator({  # of one stage
     "type": "object", "required": ["recipe", "options", "from"],
     "properties": {
         "recipe": {"type": "string"}, "options": {"type": "object"}, "from": {"type": "object"},
         "made": {"type": "object", "additionalProperties": {"type": "integer"},
-                 "propertyNames": {"pattern": "^[^/\x00\ud800-\udfff]{1,255}$"}},
+                 "propertyNames": {"pattern": r"^[^/\x00-\x1f]{1,255}\Z"}},
         "pid": {"type": "integer", "minimum": 1}, "created": _NUMBER, "ended": _NUMBER, "seconds": _NUMBER,
     },
 })  # fmt: skip
@@ -78,9 +78,11 @@ class PipelineState:
         if was.get("ended") is not None and not any(folder.glob("*")):
             return f"there is nothing in {folder}"
         for name, size in was.get("made", {}).items():
-            if not (folder / name).is_file():
+            try:
+                found = (folder / name).stat().st_size
+            except OSError:
                 return f"{folder / name} is gone"
-            if (folder / name).stat().st_size != size and not name.endswith(".md"):  # a card may be written on
+            if found != size and not name.endswith(".md"):  # a card may be written on
                 return f"{folder / name} is not as long as it was"
         changed = [name for name in {**now["options"], **was["options"]}
                    if now["options"].get(name) != was["options"].get(name)]  # fmt: skip

@@ -20,14 +20,14 @@ from trl_ext.sweep.definition import Sweep
 
 STATE_FILE = "sweep.jsonl"
 _JOB = {"type": "integer", "minimum": 1}
-_NUMBER = {"type": "number"}
+_NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}  # Python reads integers that no float holds
 _EVENT = Draft202012Validator({"type": "object", "oneOf": [
     {"properties": {"event": {"const": "sweep"}, "sweep": {"type": "object"}}, "required": ["event", "sweep"]},
     {"properties": {"event": {"const": "started"}, "job": _JOB, "pid": _JOB, "created": _NUMBER,
                     "parameters": {"type": "object"}, "seed": {"type": ["integer", "null"]}},
      "required": ["event", "job", "parameters"]},
     {"properties": {"event": {"const": "ended"}, "job": _JOB, "status": {"type": "string"}, "note": {"type": "string"},
-                    "seconds": _NUMBER, "value": {"type": ["number", "null"]}},
+                    "seconds": _NUMBER, "value": {**_NUMBER, "type": ["number", "null"]}},
      "required": ["event", "job", "status", "note", "seconds", "value"]},
 ]})  # fmt: skip
 
@@ -105,8 +105,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 def _is_cut(line: bytes) -> bool:
     """The beginning of an event as `SweepState` writes it."""
-    begin = b'{"event": "'
-    return begin.startswith(line) or line.startswith(begin)
+    begin, text = '{"event": "', line.decode(errors="replace").strip()
+    return begin.startswith(text) or (text.startswith(begin) and text.isascii() and text.isprintable())
 
 
 def _cannot_write(path: Path, error: OSError) -> None:

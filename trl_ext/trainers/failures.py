@@ -70,8 +70,14 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
 
 
 def _not_loaded(error: Exception, checkpoint: str | None) -> UserError | None:
-    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    loader = next((name for name in frames if name in LOADERS), None)
+    loader = next(
+        (
+            frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_name in LOADERS
+            and str(frame.f_globals.get("__name__")).startswith(("transformers.", "trl_ext."))
+        ),
+        None,
+    )  # fmt: skip
     if checkpoint is None or loader is None:
         return None
     return UserError(

@@ -151,6 +151,13 @@ def test_a_kl_that_was_gone_is_lost_also_where_it_varies_much(seed):
     assert after_resume({"objective/kl": [*before, 0.0, *before[:4]]}, at=16) == []
 
 
+def test_a_dip_after_a_log_without_kl_is_no_loss_where_the_run_has_had_such_dips():
+    before = [5, 1, 6, 1.2, 5.5, 1.1, 6, 5, 1.3, 6, 5.2, 6]
+    assert after_resume({"objective/kl": [*before, 0.0, 1.2, 6, 5]}, at=12) == []
+    assert after_resume({"objective/kl": [*before, 0.0, 6, 0.9, 5]}, at=12) == []
+    assert after_resume({"objective/kl": [*before, 0.0, 0.5, 0.8]}, at=12) == [(13, "error")]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_loss_near_nothing_is_judged_by_its_differences(seed):
     """That of DPO: 0.1 with noise of 0.04, one batch near 0, and 0.69 again."""

@@ -22,7 +22,7 @@ DATA = {
 _LEVEL = 3  # logs whose median is the level
 _NOTHING = 0.01  # of the level
 _LEAST = 1e-9  # no level is below
-_ENOUGH = 8  # logs that tell the noise of a loss
+_ENOUGH = 8  # logs that tell the noise
 
 
 class ResumeDiscontinuity(Rule):
@@ -37,11 +37,11 @@ class ResumeDiscontinuity(Rule):
     Source: alpaca-lora#72 (loss 0.8 to 8.7); a public report of a sampler that starts over. Default: 6 standard
     deviations and twice the largest change so far, seen in two of three logs, since a batch may be an exception: an
     error. A KL three times the highest of the last three or a third of their median, or gone, 1 nat a sequence apart
-    (0.1 a token), and once a log had none, a third is enough in the next; a loss of 1.5 times the highest (three times,
-    with fewer than eight logs), which may also go beyond its noise by the difference. With fewer than three logs before
-    the resume, or a loss that is not above 0, nothing is judged but a KL that is gone; of a run with a reward the KL
-    alone, since the loss of a policy gradient has no level: without a KL nothing. Another order of the data is a
-    warning.
+    (0.1 a token), and once a log had none, a third is enough in the next that is below the last eight; a loss of 1.5
+    times the highest (three times, with fewer than eight logs), which may also go beyond its noise by the difference.
+    With fewer than three logs before the resume, or a loss that is not above 0, nothing is judged but a KL that is
+    gone; of a run with a reward the KL alone, since the loss of a policy gradient has no level: without a KL nothing.
+    Another order of the data is a warning.
     """
 
     name = "resume_discontinuity"
@@ -75,6 +75,7 @@ class ResumeDiscontinuity(Rule):
             self._left[metric] -= judged
             if not judged or not self._is_changed(metric, value, before.values(), unit):
                 before.push(value)
+                self._gone = self._gone and metric != "kl"
                 continue
             self._seen[metric] += 1
             if found is None and self._seen[metric] > 1:
@@ -104,7 +105,8 @@ class ResumeDiscontinuity(Rule):
             apart = metric == "loss" and value - highest > self._usual(_differences(before, max))
             return ratio > log(rise) and (apart or ratio > self._usual(_ratios(before, max, level)))
         if falls and level - value > floor:
-            usual = 0.0 if self._gone else self._usual([-ratio for ratio in _ratios(before, median, level)])
+            lower = self._gone and value < min(before[-_ENOUGH:])  # a run may have its dips
+            usual = 0.0 if lower else self._usual([-ratio for ratio in _ratios(before, median, level)])
             return -_ratio(value, level, level) > max(log(times), usual)
         return False
 
