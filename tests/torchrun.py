@@ -9,14 +9,17 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def torchrun(script: object, *words: object, processes: int = 2) -> list[str]:
     """The command, on a port that is free now; one process is started without it."""
     if processes == 1:
         return [sys.executable, str(script), *map(str, words)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = [f"--nproc_per_node={processes}", f"--master_port={port}"]
+    options = [f"--nproc_per_node={processes}", f"--master_port={free_port()}"]
     return [sys.executable, "-m", "torch.distributed.run", *options, str(script), *map(str, words)]
 
 

@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torchrun import free_port
 from tracker_files import tensorboard_run, wandb_run
 
 from trl_ext.monitor.reading import read_alerts
@@ -19,10 +19,9 @@ ROOT = Path(__file__).parents[2]
 def runs(tmp_path_factory):
     """The folder in which `rank_dependent_run.py` has left its runs."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+    common = {
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
     command = [sys.executable, str(Path(__file__).with_name("rank_dependent_run.py")), str(folder)]
     processes = [
         subprocess.Popen(

@@ -84,9 +84,9 @@ def _check_devices(use_cpu: bool) -> None:
 
 
 def _check_one_engine(args: TrainingArguments) -> None:
-    for engine, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
-        on_the_cpu = args.use_cpu or not torch.accelerator.device_count()
-        if _is_true(variable) and on_the_cpu and not SHARDS_ON_THE_CPU:
+    on_the_cpu = args.use_cpu or not torch.accelerator.device_count()
+    for engine in ("FSDP", "DeepSpeed"):
+        if on_the_cpu and _is_true(f"ACCELERATE_USE_{engine.upper()}") and not SHARDS_ON_THE_CPU:
             raise UserError(
                 f"{engine} divides a model over GPUs; on the CPU Accelerate trains it whole in each process: take "
                 "accelerate_configs/cpu.yaml, or multi_gpu.yaml with use_cpu for several processes"

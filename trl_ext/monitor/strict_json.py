@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+# Of JSON Schema: Python reads integers that no float holds
+NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _encode_text = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 

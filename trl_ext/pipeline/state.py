@@ -8,19 +8,18 @@ from jsonschema import Draft202012Validator
 
 from trl_ext.errors import UserError
 from trl_ext.monitor.files import replace_json
-from trl_ext.monitor.strict_json import is_strict_json
+from trl_ext.monitor.strict_json import NUMBER, is_strict_json
 from trl_ext.pipeline.definition import Pipeline, Stage
 from trl_ext.sweep.state import lock_folder
 
 STATE_FILE = "pipeline.json"
-_NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}  # Python reads integers that no float holds
 _FACTS = Draft202012Validator({  # of one stage
     "type": "object", "required": ["recipe", "options", "from"],
     "properties": {
         "recipe": {"type": "string"}, "options": {"type": "object"}, "from": {"type": "object"},
         "made": {"type": "object", "additionalProperties": {"type": "integer"},
                  "propertyNames": {"pattern": r"^[^/\x00-\x1f]{1,255}\Z"}},
-        "pid": {"type": "integer", "minimum": 1}, "created": _NUMBER, "ended": _NUMBER, "seconds": _NUMBER,
+        "pid": {"type": "integer", "minimum": 1}, "created": NUMBER, "ended": NUMBER, "seconds": NUMBER,
     },
 })  # fmt: skip
 
@@ -78,9 +77,8 @@ class PipelineState:
         if was.get("ended") is not None and not any(folder.glob("*")):
             return f"there is nothing in {folder}"
         for name, size in was.get("made", {}).items():
-            try:
-                found = (folder / name).stat().st_size
-            except OSError:
+            found = _size(folder / name)
+            if found is None:
                 return f"{folder / name} is gone"
             if found != size and not name.endswith(".md"):  # a card may be written on
                 return f"{folder / name} is not as long as it was"
@@ -101,6 +99,14 @@ class PipelineState:
     def _set(self, stage: Stage, facts: dict[str, Any]) -> None:
         self.stages[stage.name] = facts
         replace_json(self._path, {"stages": self.stages}, _cannot_write)
+
+
+def _size(path: Path) -> int | None:
+    """None: no file is there, or none can have that name."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
 
 
 def read_state(folder: Path) -> dict[str, dict[str, Any]]:

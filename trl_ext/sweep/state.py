@@ -15,19 +15,18 @@ from jsonschema import Draft202012Validator
 from trl_ext.errors import UserError
 from trl_ext.monitor.files import LineFile
 from trl_ext.monitor.reading import read_records
-from trl_ext.monitor.strict_json import is_strict_json
+from trl_ext.monitor.strict_json import NUMBER, is_strict_json
 from trl_ext.sweep.definition import Sweep
 
 STATE_FILE = "sweep.jsonl"
 _JOB = {"type": "integer", "minimum": 1}
-_NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}  # Python reads integers that no float holds
 _EVENT = Draft202012Validator({"type": "object", "oneOf": [
     {"properties": {"event": {"const": "sweep"}, "sweep": {"type": "object"}}, "required": ["event", "sweep"]},
-    {"properties": {"event": {"const": "started"}, "job": _JOB, "pid": _JOB, "created": _NUMBER,
+    {"properties": {"event": {"const": "started"}, "job": _JOB, "pid": _JOB, "created": NUMBER,
                     "parameters": {"type": "object"}, "seed": {"type": ["integer", "null"]}},
      "required": ["event", "job", "parameters"]},
     {"properties": {"event": {"const": "ended"}, "job": _JOB, "status": {"type": "string"}, "note": {"type": "string"},
-                    "seconds": _NUMBER, "value": {**_NUMBER, "type": ["number", "null"]}},
+                    "seconds": NUMBER, "value": {**NUMBER, "type": ["number", "null"]}},
      "required": ["event", "job", "status", "note", "seconds", "value"]},
 ]})  # fmt: skip
 
@@ -87,9 +86,10 @@ class SweepState:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """A line that was cut short by a kill is left out; what was never written by a sweep is not taken for one."""
+    if not path.exists():
+        return []
     events: list[dict[str, Any]] = []
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for line in lines:
+    for line in path.read_bytes().splitlines():
         found = read_records(line)
         if not (found or _is_cut(line)) or not all(_EVENT.is_valid(each) and is_strict_json(each) for each in found):
             text = json.dumps(line.decode(errors="replace")[:80])[:80]
@@ -97,8 +97,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
                 f"{path} holds no events of a sweep in the line {text}: mend it, or give another output_dir"
             )
         events += found
-    jobs = [other for other in path.parent.iterdir() if other.name.isdigit()]  # none after a kill in mid first line
-    if path.exists() and jobs and not any(event["event"] == "sweep" for event in events):
+    has_jobs = any(other.name.isdigit() for other in path.parent.iterdir())  # not after a kill in mid first line
+    if has_jobs and not any(event["event"] == "sweep" for event in events):
         raise UserError(f"{path} does not say of which sweep the jobs beside it are: give another output_dir")
     return events
 

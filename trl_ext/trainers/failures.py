@@ -70,20 +70,17 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
 
 
 def _not_loaded(error: Exception, checkpoint: str | None) -> UserError | None:
-    loader = next(
-        (
-            frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)
-            if frame.f_code.co_name in LOADERS
-            and str(frame.f_globals.get("__name__")).startswith(("transformers.", "trl_ext."))
-        ),
-        None,
-    )  # fmt: skip
-    if checkpoint is None or loader is None:
+    if checkpoint is None:
         return None
-    return UserError(
-        f"cannot load {checkpoint}: {type(error).__name__} in {loader}: {_first_sentences(error)} A file of it is "
-        "broken, or of another model or version: resume from another checkpoint, or drop resume_from_checkpoint."
-    )
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
+        if name in LOADERS and module.startswith(("transformers.", "trl_ext.")):
+            return UserError(
+                f"cannot load {checkpoint}: {type(error).__name__} in {name}: {_first_sentences(error)} A file of it "
+                "is broken, or of another model or version: resume from another checkpoint, or drop "
+                "resume_from_checkpoint."
+            )
+    return None
 
 
 def to_go_on(trainer: Any) -> str:

@@ -53,7 +53,7 @@ def train(trainer, **kwargs):
         refuse_other_engine(Path(checkpoint), trainer)
         refuse_other_form(Path(checkpoint), trainer)
     try:
-        with speaking_when_terminated(trainer), telling_failures(trainer, kwargs.get("resume_from_checkpoint")):
+        with speaking_when_terminated(trainer), telling_failures(trainer, checkpoint):
             return trainer.train(**kwargs)
     except TrainingStopped as stopped:
         print(stopped)

@@ -163,15 +163,16 @@ def _ratio(value: float, level: float, scale: float) -> float:
 
 def _ratios(values: list[float], level: Callable[[list[float]], float], scale: float) -> list[float]:
     """Of each of `values` to the level of those before it."""
-    return [_ratio(values[i], before, scale) for i, before in _levels(values, level)]
+    return [_ratio(value, before, scale) for value, before in _levels(values, level)]
 
 
 def _differences(values: list[float], level: Callable[[list[float]], float]) -> list[float]:
-    return [values[i] - before for i, before in _levels(values, level)]
+    return [value - before for value, before in _levels(values, level)]
 
 
-def _levels(values: list[float], level: Callable[[list[float]], float]) -> list[tuple[int, float]]:
-    return [(i, level(values[max(i - _LEVEL, 0) : i])) for i in range(1, len(values))]
+def _levels(values: list[float], level: Callable[[list[float]], float]) -> list[tuple[float, float]]:
+    """Each of `values` with the level of those before it."""
+    return [(values[i], level(values[max(i - _LEVEL, 0) : i])) for i in range(1, len(values))]
 
 
 class _Pace(Statistic):
