@@ -40,7 +40,8 @@ def phases_of(profile: Any, on_card: bool) -> dict[str, tuple[Counter, Counter]]
     )  # fmt: skip
     found: dict[str, tuple[Counter, Counter]] = {}
     for event in events:
-        if event.name.startswith(MARK) or (event.device_type == DeviceType.CUDA) != on_card:
+        # ranges of others (compiled graphs', the optimizer's) stand on the card's line of time beside their kernels
+        if event.is_user_annotation or (event.device_type == DeviceType.CUDA) != on_card:
             continue
         start = event.time_range.start
         phase = next((name for _, first, last, name in ranges if first <= start <= last), "update")
