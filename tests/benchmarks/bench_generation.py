@@ -92,7 +92,7 @@ def run(case: str, options: argparse.Namespace) -> dict:
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step % per_update == 0:
                 clock.step()
-                if options.profile and len(clock.steps) == options.steps:
+                if options.profile and len(clock.steps) == options.steps + 1:  # the start is one of them
                     self.profiler = profiler()
                     self.profiler.start()
 
