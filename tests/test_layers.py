@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "errors",
     "strict_yaml",
+    "ranks",
     "functional",
     "monitor",
     "checkpoints",

@@ -26,6 +26,19 @@ def test_importance_sampling_is_asked_for_by_use_vllm_alone():
     assert "vllm_generation" not in inspect.getsource(GRPOTrainer._compute_loss), f"see {FAST}, `start`"
 
 
+@pytest.mark.parametrize("trainer", [GRPOTrainer, RLOOTrainer])
+def test_a_batch_is_generated_in_one_call(trainer):
+    source = inspect.getsource(trainer._generate_and_score_completions)
+    assert source.count("self._generate(") == 1, f"see {FAST}, `_generate_all`"
+    turns = inspect.getsource(trainer._generate)
+    assert turns.count("self._generate_single_turn(") == 1 and "self.accelerator.gather(" in turns, f"see {FAST}"
+
+
+def test_a_log_probability_that_is_nan_is_not_known_and_weighed_with_1():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "torch.nan_to_num(per_token_logps_diff, nan=0.0)" in source, f"see {FAST}, `_turn`"
+
+
 def test_the_stop_check_that_does_not_wait_is_still_chosen_by_that_method():
     names = list(inspect.signature(utils.DeferredStopCheck.is_supported).parameters)
     assert names == ["device", "cache", "cache_is_returned", "is_assistant"], f"see {FAST}, `_deferred_stop`"

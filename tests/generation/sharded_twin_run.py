@@ -43,6 +43,7 @@ def differences(kind: str, dtype: torch.dtype) -> list[float]:
     with torch.no_grad():
         policy(IDS)  # the head and the embeddings stay gathered, in memory that is freed later
     twin = Twin(policy, dtype)
+    twin.refresh(policy)
     found = [apart(twin, whole_copy(policy, build))]
     optimizer = torch.optim.SGD([p for p in policy.parameters() if p.requires_grad], lr=0.5)
     policy(IDS).logits.float().square().mean().backward()

@@ -77,7 +77,7 @@ def test_when_the_context_ends_the_trainer_generates_as_before(tmp_path, on_cpu)
         trainer.train()
         assert generation._twin is not None and trainer.use_vllm
     assert generation._twin is None and not trainer.use_vllm
-    assert not {"_generate_single_turn", "_generate"} & set(vars(trainer))
+    assert not [name for name in vars(trainer) if name.startswith("_generate")]
     assert "generate" not in vars(trainer.model)
 
 
@@ -210,6 +210,28 @@ def test_no_room_on_the_card_goes_on_as_before(tmp_path, on_cpu, monkeypatch):
     assert "no room" in refused(stock(tmp_path), correct=True)
 
 
+def test_amid_a_batch_that_is_corrected_what_another_way_samples_is_weighed_with_1(tmp_path, on_cpu, monkeypatch):
+    """Two turns in one batch, the second without the twin: TRL joins their log-probabilities."""
+    trainer = stock(tmp_path)
+    generation = FastGeneration(trainer, dtype=torch.float32, correct=True).start()
+    ids, seen = byte_tokenizer()(["one", "two"])["input_ids"], []
+
+    def two_turns(prompts):
+        seen.append(trainer._generate_single_turn(ids, None, {}, 1))
+        monkeypatch.setattr(generation, "_sample", lambda *args, **kwargs: 1 / 0)
+        seen.append(trainer._generate_single_turn(ids, None, {}, 1))
+        return "the batch"
+
+    generation._replaced["_generate"] = two_turns
+    assert trainer._generate(["one", "two"]) == "the batch" and "ZeroDivisionError" in generation.refused
+    (first, known), (second, unknown) = ([row[:2] for row in (turn[0], turn[1])] for turn in seen)
+    assert [len(row) for row in known] == [len(row) for row in first] and all(x < 0 for row in known for x in row)
+    assert [len(row) for row in unknown] == [len(row) for row in second] and all(x != x for row in unknown for x in row)
+    assert trainer.use_vllm  # TRL weighs this batch; the next one is none of it
+    monkeypatch.setitem(generation._replaced, "_generate_and_score_completions", lambda: trainer.use_vllm)
+    assert trainer._generate_and_score_completions() is False
+
+
 def test_a_trainer_that_does_not_generate_and_one_that_generates_otherwise_are_errors(tmp_path):
     args = SFTConfig(str(tmp_path), **COMMON)
     sft = SFTTrainer(policy(), args, train_dataset=prompts().rename_column("prompt", "text"),
@@ -220,5 +242,12 @@ def test_a_trainer_that_does_not_generate_and_one_that_generates_otherwise_are_e
     trainer.use_vllm = True
     with pytest.raises(UserError, match="use_vllm=True generates in its own way"):
         FastGeneration(trainer)
+    trainer.use_vllm = False
+    for correct in (False, True):
+        with FastGeneration(trainer, correct=correct), pytest.raises(UserError, match="generates fast already"):
+            FastGeneration(trainer)
+        unstarted = FastGeneration(trainer)
+        with FastGeneration(trainer, correct=correct), pytest.raises(UserError, match="generates fast already"):
+            unstarted.start()
     with pytest.raises(UserError, match="RLOOTrainer has no importance sampling"):
         FastGeneration(stock(tmp_path, RLOOConfig, RLOOTrainer), correct=True)

@@ -46,6 +46,12 @@ POLICIES = {
 }
 
 
+def twin_of(model, dtype):
+    twin = Twin(model, dtype)
+    twin.refresh(model)
+    return twin
+
+
 def logits(model):
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
@@ -61,7 +67,7 @@ def move(model):
 @pytest.mark.parametrize("kind", POLICIES)
 def test_the_twin_says_what_the_policy_says_also_after_it_has_learned(kind):
     model = POLICIES[kind]()
-    twin = Twin(model, torch.float32)
+    twin = twin_of(model, torch.float32)
     torch.testing.assert_close(logits(twin.model), logits(model))
     before = logits(model)
     move(model)
@@ -73,9 +79,9 @@ def test_the_twin_says_what_the_policy_says_also_after_it_has_learned(kind):
 def test_a_twin_in_16_bits_is_a_copy_and_one_of_the_same_dtype_is_none():
     model = policy()
     own = {parameter.data_ptr() for parameter in model.parameters()}
-    shared = Twin(model, torch.float32).model
+    shared = twin_of(model, torch.float32).model
     assert {parameter.data_ptr() for parameter in shared.parameters()} == own
-    halved = Twin(model, torch.bfloat16).model
+    halved = twin_of(model, torch.bfloat16).model
     assert {parameter.dtype for parameter in halved.parameters()} == {torch.bfloat16}
     assert not {parameter.data_ptr() for parameter in halved.parameters()} & own
     assert {buffer.dtype for name, buffer in halved.named_buffers() if "inv_freq" in name} == {torch.float32}
@@ -91,7 +97,7 @@ def test_a_base_of_4_bits_is_unpacked_and_the_adapter_merged():
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # it would repack the weights in place for evaluations
-    twin = Twin(model, torch.float32).model
+    twin = twin_of(model, torch.float32).model
     assert not hasattr(twin.config, "quantization_config")
     torch.testing.assert_close(logits(twin), logits(model).float(), rtol=1e-3, atol=1e-3)
 
@@ -99,7 +105,7 @@ def test_a_base_of_4_bits_is_unpacked_and_the_adapter_merged():
 def test_the_policy_is_left_as_it_was():
     model = lora(policy())
     before = copy.deepcopy(model.state_dict())
-    twin = Twin(model, torch.float32)
+    twin = twin_of(model, torch.float32)
     twin.refresh(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(parameter.requires_grad for parameter in twin.model.parameters())
@@ -111,14 +117,14 @@ def test_the_policy_is_left_as_it_was():
 )
 def test_an_adapter_that_is_no_plain_lora_has_no_twin(options):
     with pytest.raises(NoTwinError, match=r"plain LoRA|not merged"):
-        Twin(lora(policy(), **options), torch.float32)
+        twin_of(lora(policy(), **options), torch.float32)
 
 
 def test_a_policy_whose_weights_its_class_does_not_know_has_no_twin():
     model = policy()
     model.model.layers[0].mlp.up_proj = torch.nn.Sequential(model.model.layers[0].mlp.up_proj)
     with pytest.raises(NoTwinError, match=r"no weight 'model\.layers\.0\.mlp\.up_proj\.weight'"):
-        Twin(model, torch.float32)
+        twin_of(model, torch.float32)
 
 
 def test_the_twin_of_a_policy_that_fsdp2_divides_has_its_whole_weights():

@@ -78,6 +78,13 @@ def test_an_option_that_is_set_is_not_advised(tmp_path):
     args = SimpleNamespace(output_dir=str(tmp_path), per_device_train_batch_size=1, gradient_checkpointing=True,
                            response_length=53, max_completion_length=53)  # fmt: skip
     trainer = SimpleNamespace(args=args, model=SimpleNamespace(peft_config={}), is_fsdp_enabled=True)
+    args.fast_generation = True
+    with (
+        pytest.raises(UserError, match=r"53\); or drop fast_generation \(two bytes a weight, and a cache\)\. There is"),
+        failures.telling_failures(trainer),
+    ):
+        raise MemoryError
+    args.fast_generation = False
     with pytest.raises(UserError) as told, failures.telling_failures(trainer):
         raise MemoryError
     assert "memory is full. Lower response_length (now 53). There is no whole checkpoint in" in str(told.value)
@@ -230,6 +237,34 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named_and_kept_as_it_was(tmp_path
     with pytest.raises(UserError, match=f"cannot load {tmp_path}/checkpoint-2: .*{named}.* resume from another check"):
         train(sft_trainer(tmp_path), resume_from_checkpoint=True)
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoint-2").iterdir()} == before
+
+
+@pytest.mark.parametrize(("before", "after", "named"), [
+    ("adamw_torch", "sgd", "KeyError in the first step of the optimizer: 'momentum'"),
+    ("sgd", "adamw_torch", "KeyError in the first step of the optimizer: 'betas'"),
+    ("adamw_torch", "adamw_bnb_8bit", "in the first step of the optimizer"),
+])  # fmt: skip
+def test_a_resume_with_another_optimizer_names_the_option(tmp_path, before, after, named):
+    train(sft_trainer(tmp_path, max_steps=2, optim=before))
+    with pytest.raises(UserError, match=rf"cannot go on from {tmp_path}/checkpoint-2: .*{named}.*\(now {after}\)"):
+        train(sft_trainer(tmp_path, optim=after), resume_from_checkpoint=True)
+
+
+def test_what_fails_in_the_optimizer_later_is_no_fault_of_the_checkpoint(tmp_path):
+    train(sft_trainer(tmp_path, max_steps=2))
+    trainer = sft_trainer(tmp_path)
+    trainer.create_optimizer()
+    inner, calls = trainer.optimizer.step, []
+
+    def second(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyError("of the user")
+        return inner(*args, **kwargs)
+
+    trainer.optimizer.step = second
+    with pytest.raises(KeyError):
+        train(trainer, resume_from_checkpoint=True)
 
 
 def load_from_json():  # a user's, by the name of a loader

@@ -56,6 +56,16 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path)
         train(trainer, resume_from_checkpoint="last")
 
 
+def test_the_folder_of_a_run_is_no_checkpoint(tmp_path):
+    checkpoint(tmp_path, 4)
+    (checkpoint(tmp_path, 6) / "trainer_state.json").unlink()
+    with pytest.raises(UserError, match=r"is the folder of a run and no checkpoint: take .*checkpoint-4, the newest"):
+        train(Trainer(), resume_from_checkpoint=str(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    with pytest.raises(UserError, match="no checkpoint: none of its checkpoints is whole"):
+        train(Trainer(), resume_from_checkpoint=str(tmp_path))
+
+
 def checkpoint(folder: Path, step: int) -> Path:
     path = folder / f"checkpoint-{step}"
     path.mkdir(exist_ok=True)

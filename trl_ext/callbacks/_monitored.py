@@ -17,13 +17,13 @@ from trl_ext.callbacks._options import MonitorOptions
 from trl_ext.callbacks._order import move_before_reporting
 from trl_ext.callbacks._outlets import Outlets
 from trl_ext.callbacks._ppo_view import PPOView
-from trl_ext.callbacks._ranks import largest_over_ranks
 from trl_ext.callbacks._reward_failures import checked_rewards, failed_shares, keep_failures
 from trl_ext.callbacks._run import MonitoredRun, is_training_log
 from trl_ext.callbacks._slots import claim_late_slot, claim_slot, own_folder
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks.reporting_guard import guard_trackers
 from trl_ext.monitor.alerts import Severity
+from trl_ext.ranks import largest_over_ranks
 from trl_ext.rewards.checking import CheckedReward
 
 logger = logging.getLogger(__name__)

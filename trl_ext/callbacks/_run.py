@@ -13,7 +13,6 @@ from transformers import TrainingArguments
 from trl_ext.callbacks._alert_log import log_alert
 from trl_ext.callbacks._history import MetricsHistory
 from trl_ext.callbacks._ppo_view import PPOView
-from trl_ext.callbacks._ranks import text_of_any
 from trl_ext.callbacks._system_metrics import SystemMetrics
 from trl_ext.callbacks._trackers import Trackers
 from trl_ext.monitor.alerts import Alert, Severity
@@ -21,6 +20,7 @@ from trl_ext.monitor.engine import Engine
 from trl_ext.monitor.files import ALERTS_FILE, METRICS_FILE, SUMMARY_FILE, RunFiles
 from trl_ext.monitor.run_summary import RunSummary, flat_summary
 from trl_ext.monitor.strict_json import to_strict_json
+from trl_ext.ranks import text_of_any
 
 logger = logging.getLogger("trl_ext.monitor")
 

@@ -11,7 +11,7 @@ from trl_ext.callbacks.stopping import TrainingStopped, ignores_control
 class StopDecision:
     """Taken once, asked for through `control`, and carried out by raising where the trainer ignores that.
 
-    Take it from values that are equal on all ranks (`_ranks.py`).
+    Take it from values that are equal on all ranks (`trl_ext/ranks.py`).
     """
 
     def __init__(self) -> None:

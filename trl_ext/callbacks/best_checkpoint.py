@@ -11,11 +11,11 @@ from transformers.trainer_callback import ExportableState
 from trl_ext.callbacks._best import greater_is_better_for, is_better, load_best_model
 from trl_ext.callbacks._checkpoint_state import KeptInTrainerState, checkpoint_folder, keep_one
 from trl_ext.callbacks._frames import calling_handler, calling_trainer
-from trl_ext.callbacks._ranks import from_main_process
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks.stopping import ignores_control
 from trl_ext.errors import UserError
 from trl_ext.monitor.rows import metric_value
+from trl_ext.ranks import from_main_process
 
 logger = logging.getLogger(__name__)
 _KEYS_NAMED = 60

@@ -14,7 +14,6 @@ from trl_ext.callbacks._frames import calling_handler, resumed_from
 from trl_ext.callbacks._guard import never_raises
 from trl_ext.callbacks._monitored import MonitoredTraining
 from trl_ext.callbacks._order import move_before_reporting
-from trl_ext.callbacks._ranks import text_of_any
 from trl_ext.callbacks._reward_evidence import monitors_of, session_of
 from trl_ext.callbacks._run import is_training_log
 from trl_ext.callbacks._slots import own_folder
@@ -22,6 +21,7 @@ from trl_ext.callbacks._trackers import Trackers
 from trl_ext.callbacks.stopping import TrainingStopped, ignores_control
 from trl_ext.errors import UserError
 from trl_ext.monitor.alerts import Alert
+from trl_ext.ranks import text_of_any
 
 logger = logging.getLogger("trl_ext.checkpoints")
 

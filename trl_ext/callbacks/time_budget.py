@@ -9,9 +9,9 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from trl_ext.callbacks._deadline import find_end
-from trl_ext.callbacks._ranks import largest_over_ranks
 from trl_ext.callbacks._stop import StopDecision
 from trl_ext.callbacks.stopping import ignores_control
+from trl_ext.ranks import largest_over_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -142,6 +142,17 @@ def what_begins_anew(lost: Collection[str]) -> str:
     return f"after a resume {', and '.join(anew)}."
 
 
+def refuse_run(folder: Path, needed: Collection[str] = ()) -> None:
+    """
+    Raises:
+        UserError: the folder of a whole run in the place of a checkpoint; names its newest whole one.
+    """
+    if not is_whole(folder) and checkpoints(str(folder)):
+        whole, _ = _newest(str(folder), needed)
+        take = f"take {whole}, the newest of its checkpoints" if whole else "none of its checkpoints is whole"
+        raise UserError(f"{folder} is the folder of a run and no checkpoint: {take}.")
+
+
 def refuse_broken(checkpoint: Path, needed: Collection[str] = ()) -> None:
     """Half a file, such as a full disk or a broken copy leaves it, by its frame alone, and what is gone: no weight is
     read.

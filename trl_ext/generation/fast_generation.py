@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import utils as generation_utils
 
 from ..errors import UserError
+from ..ranks import text_of_any
 from .buckets import length_bucket, rows_bucket
 from .sampling_record import IdleRows, SamplingRecord
-from .twin import NoTwinError, Twin, base_of
+from .twin import NoTwinError, Twin, base_of, is_sharded
 
 logger = logging.getLogger(__name__)
 FARTHEST = 0.1  # nats a token, on the prompts of the first batch, between the policy and its twin
@@ -35,7 +37,8 @@ class FastGeneration:
     completion together stay in the same bucket (64 tokens, or an eighth of the power of two above).
 
     A model that cannot be compiled or has no twin generates as before, after one warning that says why. So does what
-    the options ask for and a static cache cannot give: images, beams, a cache of another kind.
+    the options ask for and a static cache cannot give: images, beams, a cache of another kind. What one process cannot
+    none does, from the next batch on; from the same call on where FSDP2 divides the policy.
 
     Args:
         trainer: stock GRPO or RLOO of TRL, or ours.
@@ -46,12 +49,14 @@ class FastGeneration:
         compilations: graphs compiled so far.
         refused: why the trainer generates as before, or None.
     Raises:
-        UserError: the trainer generates with vLLM or continuous batching, or is none that generates.
+        UserError: the trainer generates with vLLM, continuous batching or another `FastGeneration`, or is none that
+            generates.
     """
 
     def __init__(self, trainer: Any, dtype: torch.dtype = torch.bfloat16, correct: bool = False) -> None:
         if not hasattr(trainer, "_generate_single_turn"):
             raise UserError(f"{type(trainer).__name__} does not generate as TRL's GRPO and RLOO trainers do")
+        _refuse_second(trainer)
         for other in ("use_vllm", "use_transformers_continuous_batching"):
             if getattr(trainer, other, False):
                 raise UserError(f"{other}=True generates in its own way: drop it, or fast generation")
@@ -61,7 +66,10 @@ class FastGeneration:
         self.compilations = 0
         self.refused: str | None = None
         self._twin: Twin | None = None
+        self._compared = False
+        self._agreed = False  # all processes know that there is a reason
         self._most_rows = 0
+        self._corrected = False  # the batch that is being generated
         self._record: SamplingRecord | None = None
         self._replaced: dict[str, Any] = {}
 
@@ -71,20 +79,22 @@ class FastGeneration:
         """As entering the context does; `stop` ends it."""
         trainer = self.trainer
         if not self._replaced:
-            self._replaced = {"_generate_single_turn": trainer._generate_single_turn}
-            trainer._generate_single_turn = self._turn
+            _refuse_second(trainer)
+            by_ours = {"_generate_single_turn": self._turn, "_generate": self._generate_all}
             if self.correct:
-                self._replaced["_generate"] = trainer._generate
-                trainer._generate = self._generate_all
+                by_ours["_generate_and_score_completions"] = self._batch
                 trainer.vllm_importance_sampling_correction = True
                 trainer.use_vllm = True  # what TRL asks before it weighs; not while it generates
+            for name, ours in by_ours.items():
+                self._replaced[name] = getattr(trainer, name)
+                setattr(trainer, name, ours)
         return self
 
     def stop(self) -> None:
         """The trainer generates as before; the twin and its graphs are freed."""
         for name in self._replaced:
             self.trainer.__dict__.pop(name, None)
-        if "_generate" in self._replaced:
+        if self._replaced and self.correct:
             self.trainer.use_vllm = False
         self._replaced = {}
         self.release()
@@ -98,58 +108,95 @@ class FastGeneration:
     def release(self) -> None:
         """Frees the twin and the graphs; the next batch makes them again."""
         if self._twin is not None:
-            self._twin = None
+            self._twin, self._compared = None, False
             torch._dynamo.reset()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
     # What TRL calls ---------------------------------------------------------------------------------------------------
 
+    def _batch(self, *args: Any, **kwargs: Any) -> Any:
+        """All of a batch is weighed or nothing: trainers ask before they generate and after it, on all processes."""
+        self.trainer.use_vllm = self.refused is None
+        return self._replaced["_generate_and_score_completions"](*args, **kwargs)
+
     def _generate_all(self, *args: Any, **kwargs: Any) -> Any:
-        self.trainer.use_vllm = False
+        """All turns of a batch. Processes may have other numbers of turns, and all come to its end."""
+        self._corrected, self.trainer.use_vllm = self.trainer.use_vllm, False
         try:
-            return self._replaced["_generate"](*args, **kwargs)
+            result = self._replaced["_generate"](*args, **kwargs)
         finally:
-            self.trainer.use_vllm = self.refused is None
+            self._corrected, self.trainer.use_vllm = False, self._corrected
+        if not self._agreed:
+            reason, tells = self._of_any(self.refused)
+            self._agreed = reason is not None
+            if reason is not None and self.refused is None:
+                self._refuse(reason, tells)
+        return result
 
     def _turn(self, *args: Any, **kwargs: Any) -> Any:
         original = self._replaced["_generate_single_turn"]
-        if self.refused is not None:
-            return original(*args, **kwargs)
-        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
         self._record = None
-        policy.generate = lambda **inputs: self._generate(policy, **inputs)  # TRL calls the model's `generate`
-        try:
+        if self.refused is not None:
             result = original(*args, **kwargs)
-        finally:
-            policy.__dict__.pop("generate", None)
-        if self._record is None or not isinstance(result, tuple):
+        else:
+            policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            policy.generate = lambda **inputs: self._generate(policy, **inputs)  # TRL calls the model's `generate`
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                policy.__dict__.pop("generate", None)
+        if not self._corrected or not isinstance(result, tuple):
             return result
         completion_ids, log_probabilities, *rest = result
-        return completion_ids, log_probabilities or self._record.of(completion_ids), *rest
+        if self._record is not None:
+            log_probabilities = log_probabilities or self._record.of(completion_ids)
+        elif self.refused is not None:  # amid the batch: NaN is TRL's "not known", which is weighed with 1
+            log_probabilities = [[math.nan] * len(ids) for ids in completion_ids]
+        return completion_ids, log_probabilities, *rest
 
     def _generate(self, policy: Any, **inputs: Any) -> torch.Tensor:
         """In the place of `policy.generate`, with its arguments."""
-        reason = self._cannot(policy, inputs)
-        if reason is None:
+        sharded = is_sharded(policy)  # then generating without the twin is a collective: all do it, or none
+        output, reason = None, None
+        for step in (self._look, self._make_twin, self._take_weights, self._sample):
             try:
-                return self._with_twin(policy, **inputs)
+                with torch.autocast(inputs["input_ids"].device.type, enabled=False):
+                    output = step(policy, **inputs)
             except NoTwinError as error:
                 reason = str(error)
             except torch.cuda.OutOfMemoryError:
+                if sharded and step == self._take_weights:  # the others wait in it: nothing can be agreed on
+                    raise
                 reason = "the card has no room for the twin, its cache and its graphs"
             except Exception as error:  # of the compiler, or of a model that does not take a static cache
-                if self._is_sharded(policy):  # the other processes are not here: going on alone would wait for them
+                if sharded and step == self._take_weights:
                     raise
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        self._refuse(reason)
-        return type(policy).generate(policy, **inputs)
+            reason, tells = self._of_any(reason) if sharded else (reason, True)
+            if reason is not None:
+                self._refuse(reason, tells)
+                return type(policy).generate(policy, **inputs)
+        assert output is not None
+        return output
 
-    def _refuse(self, reason: str) -> None:
+    def _of_any(self, reason: str | None) -> tuple[str | None, bool]:
+        """The reason of any process, and whether this one tells it; a collective."""
+        told, process = text_of_any(reason, self.trainer.args)
+        if reason is not None or told is None:
+            return reason, True
+        return f"on process {process}, {told}", self.trainer.accelerator.is_main_process
+
+    def _refuse(self, reason: str, tells: bool) -> None:
         self.refused = reason
         self._record = None
         self.release()
-        warnings.warn(f"generation goes on as without fast generation: {reason}", stacklevel=2)
+        if tells:
+            warnings.warn(f"generation goes on as without fast generation: {reason}", stacklevel=2)
+
+    def _look(self, policy: Any, **inputs: Any) -> None:
+        if reason := self._cannot(policy, inputs):
+            raise NoTwinError(reason)
 
     def _cannot(self, policy: Any, inputs: dict[str, Any]) -> str | None:
         config = inputs["generation_config"]
@@ -172,42 +219,44 @@ class FastGeneration:
             return "FSDP 1 holds a part of every weight in a form of its own; fsdp_version: 2 works"
         return None
 
-    @staticmethod
-    def _is_sharded(policy: Any) -> bool:
-        return any(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
-
     # With the twin ----------------------------------------------------------------------------------------------------
 
-    def _with_twin(self, policy: Any, input_ids: Any, attention_mask: Any, generation_config: Any) -> torch.Tensor:
-        with torch.autocast(input_ids.device.type, enabled=False):
-            if self._twin is None:
-                self._twin = Twin(policy, self.dtype)
-                self._compare(policy, self._twin, input_ids, attention_mask)
-            else:
-                self._twin.refresh(policy)
-            model = self._twin.model
-            model.generation_config = policy.generation_config  # with what TRL set in it
-            rows = len(input_ids)
-            size = rows_bucket(rows, self._most_rows)
-            self._most_rows = max(self._most_rows, rows)
-            stops = StoppingCriteriaList()
-            processors = LogitsProcessorList()
-            if size > rows:
-                input_ids, attention_mask = (
-                    torch.cat([tensor, tensor[:1].expand(size - rows, -1)]) for tensor in (input_ids, attention_mask)
-                )
-                stops.append(IdleRows(rows))
-            if self.correct and generation_config.do_sample:
-                self._record = SamplingRecord(generation_config.temperature or 1.0)
-                processors.append(self._record.processor)
-                stops.append(self._record)
-            before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-            with _deferred_stop():
-                output = model.generate(
-                    input_ids=input_ids, attention_mask=attention_mask,
-                    generation_config=_static(generation_config, input_ids.size(1)),
-                    logits_processor=processors, stopping_criteria=stops,
-                )  # fmt: skip
+    def _make_twin(self, policy: Any, **inputs: Any) -> None:
+        if self._twin is None:
+            self._twin = Twin(policy, self.dtype)
+
+    def _take_weights(self, policy: Any, input_ids: Any, attention_mask: Any, **inputs: Any) -> None:
+        assert self._twin is not None
+        self._twin.refresh(policy)
+        if not self._compared:
+            self._compare(policy, self._twin, input_ids, attention_mask)
+            self._compared = True
+
+    def _sample(self, policy: Any, input_ids: Any, attention_mask: Any, generation_config: Any) -> torch.Tensor:
+        assert self._twin is not None
+        model = self._twin.model
+        model.generation_config = policy.generation_config  # with what TRL set in it
+        rows = len(input_ids)
+        size = rows_bucket(rows, self._most_rows)
+        self._most_rows = max(self._most_rows, rows)
+        stops = StoppingCriteriaList()
+        processors = LogitsProcessorList()
+        if size > rows:
+            input_ids, attention_mask = (
+                torch.cat([tensor, tensor[:1].expand(size - rows, -1)]) for tensor in (input_ids, attention_mask)
+            )
+            stops.append(IdleRows(rows))
+        if self.correct and generation_config.do_sample:
+            self._record = SamplingRecord(generation_config.temperature or 1.0)
+            processors.append(self._record.processor)
+            stops.append(self._record)
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        with _deferred_stop():
+            output = model.generate(
+                input_ids=input_ids, attention_mask=attention_mask,
+                generation_config=_static(generation_config, input_ids.size(1)),
+                logits_processor=processors, stopping_criteria=stops,
+            )  # fmt: skip
         compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
         if compiled:
             logger.info("compiled generation for %d rows of %d tokens", size, output.size(1))
@@ -229,6 +278,13 @@ class FastGeneration:
         distance = ((wanted - got).abs() * wanted.exp()).sum(-1).mean().item()
         if not distance <= FARTHEST:
             raise NoTwinError(f"a copy of the policy in {self.dtype} is {distance:.2g} nats a token from it")
+
+
+def _refuse_second(trainer: Any) -> None:
+    if isinstance(getattr(vars(trainer).get("_generate_single_turn"), "__self__", None), FastGeneration):
+        raise UserError(
+            "the trainer generates fast already (fast_generation: true, or another FastGeneration): drop one"
+        )
 
 
 def _static(config: Any, prompt_length: int) -> Any:

@@ -35,13 +35,14 @@ class NoTwinError(Exception):
 
 
 class Twin:
-    """
+    """Without weights until the first `refresh`.
+
     Args:
         policy: an unwrapped model, or PEFT's around one. Plain LoRA is merged into the twin's weights, a quantised base
             is unpacked, FSDP2's shards are gathered.
         dtype: of the twin. Weights that have it already are shared with the policy, not copied.
     Raises:
-        NoTwinError: the policy has an adapter that is no plain LoRA, or parameters that its class does not know.
+        NoTwinError: the policy has other buffers than its class.
     """
 
     def __init__(self, policy: nn.Module, dtype: torch.dtype) -> None:
@@ -56,10 +57,13 @@ class Twin:
         self.model.eval().requires_grad_(False)
         self.dtype = dtype
         self._take_buffers(base)
-        self.refresh(policy)
-        missing = sorted(name for name, parameter in self.model.named_parameters() if parameter.is_meta)
-        if missing:
-            raise NoTwinError(f"the policy has no weight {missing[0]!r}, which its class {type(base).__name__} has")
+        self._without = {name for name, _ in self.model.named_parameters()}
+        if is_sharded(
+            policy
+        ):  # room for all of it before the first is gathered: no process waits for one that has none
+            device = next(policy.parameters()).device
+            for parameter in list(self.model.parameters()):
+                self._place(parameter, torch.empty(parameter.shape, dtype=dtype, device=device))
 
     def _take_buffers(self, base: nn.Module) -> None:
         """Such as rotary frequencies, which are in no state dict and stay in float32."""
@@ -72,25 +76,34 @@ class Twin:
 
     @torch.no_grad()
     def refresh(self, policy: nn.Module) -> None:
-        """Takes the policy's weights as they are now; collective where they are sharded."""
+        """Takes the policy's weights as they are now; collective where they are sharded.
+
+        Raises:
+            NoTwinError: the policy has an adapter that is no plain LoRA, or other parameters than its class.
+        """
         _reshard(policy)
+        base = base_of(policy)
         own = dict(self.model.named_parameters())  # tied ones once, by the name of the first
-        for name, weight in weights_of(base_of(policy)):
+        for name, weight in weights_of(base):
             if name not in own:  # a value function, or the second of two that are tied
                 continue
             if own[name].shape != weight.shape:
                 raise NoTwinError(
                     f"{name} has the shape {tuple(weight.shape)}, its class expects {tuple(own[name].shape)}"
                 )
-            if own[name].is_meta:
-                self._place(name, own[name], weight)
+            self._without.discard(name)
+            if own[name].is_meta:  # one of the policy's own in the right dtype is shared with it
+                shared = isinstance(weight, nn.Parameter) and weight.dtype == self.dtype
+                self._place(own[name], weight.data if shared else weight.to(self.dtype, copy=True))
             elif own[name].data_ptr() != weight.data_ptr():
                 own[name].copy_(weight)
+        if self._without:
+            raise NoTwinError(
+                f"the policy has no weight {min(self._without)!r}, which its class {type(base).__name__} has"
+            )
 
-    def _place(self, name: str, parameter: nn.Parameter, weight: torch.Tensor) -> None:
-        """In all modules that share the parameter. One of the policy's own in the right dtype is shared with it."""
-        shared = isinstance(weight, nn.Parameter) and weight.dtype == self.dtype
-        data = weight.data if shared else weight.to(self.dtype, copy=True)
+    def _place(self, parameter: nn.Parameter, data: torch.Tensor) -> None:
+        """In all modules that share the parameter."""
         placed = nn.Parameter(data, requires_grad=False)
         for module in self.model.modules():
             for key, value in module._parameters.items():
@@ -103,6 +116,11 @@ def _reshard(policy: nn.Module) -> None:
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def is_sharded(policy: nn.Module) -> bool:
+    """Whether FSDP2 holds a part of it here, so that its forward, and gathering its weights, are collectives."""
+    return any(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
 
 
 def base_of(policy: nn.Module) -> Any:

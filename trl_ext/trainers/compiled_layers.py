@@ -1,6 +1,7 @@
 """The layers of a model compiled one by one: what a training step costs on a fast card is the host's time to launch
 hundreds of small kernels a layer, and not their arithmetic."""
 
+import warnings
 from typing import Any
 
 from torch import nn
@@ -17,9 +18,11 @@ def compile_layers(model: nn.Module, **options: Any) -> int:
         model: of Transformers, also under PEFT's.
         options: of `torch.compile`, besides `dynamic=True`.
     Returns:
-        how many layers.
+        how many layers; 0, with a warning, where the model has no stack of them.
     """
     layers = [layer for stack in model.modules() if _is_stack(stack) for layer in stack.children()]
+    if not layers:
+        warnings.warn(f"{type(model).__name__} has no stack of layers of one kind: nothing was compiled", stacklevel=2)
     for layer in layers:
         layer.compile(**({"dynamic": True} | options))
     return len(layers)

@@ -1,6 +1,7 @@
 """What ends a run from outside its code, in one line: no memory, a full disk, a lost process, a broken checkpoint."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ _PEER_GONE = re.compile(
 # The methods that read a checkpoint, Transformers' and our trainers' own
 LOADERS = {"_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler",
            "_load_callback_state", "_init_training_state", "load_from_json"}  # fmt: skip
+# What steps the optimizer and the scheduler, whatever they are
+STEPPERS = ("accelerate.optimizer", "accelerate.scheduler")
 _LENGTHS = ("response_length", "max_completion_length", "max_length")  # the first that a configuration has
 
 
@@ -50,7 +53,7 @@ def telling_failures(trainer: Any, checkpoint: str | None = None) -> Iterator[No
         raise
     except Exception as error:
         known = isinstance(error, RuntimeError | OSError | MemoryError | SafetensorError)
-        told = (_told(error, trainer) if known else None) or _not_loaded(error, checkpoint)
+        told = (_told(error, trainer) if known else None) or _not_loaded(error, trainer, checkpoint)
         if told is None:
             raise
         raise told from error
@@ -69,11 +72,20 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
     return None
 
 
-def _not_loaded(error: Exception, checkpoint: str | None) -> UserError | None:
+def _not_loaded(error: Exception, trainer: Any, checkpoint: str | None) -> UserError | None:
+    """What was loaded without a word and fails in the first step is told as well."""
     if checkpoint is None:
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
+        if name == "step" and module in STEPPERS and _none_since(trainer, checkpoint):
+            now = {option: getattr(trainer.args, option) for option in ("optim", "lr_scheduler_type")}
+            as_they_were = " and ".join(f"{name} (now {getattr(value, 'value', value)})" for name, value in now.items())
+            return UserError(
+                f"cannot go on from {checkpoint}: {type(error).__name__} in the first step of the "
+                f"{module.rpartition('.')[2]}: {_first_sentences(error)} Its state is of another one, or of other "
+                f"weights: set {as_they_were} as they were, or drop resume_from_checkpoint."
+            )
         if name in LOADERS and module.startswith(("transformers.", "trl_ext.")):
             return UserError(
                 f"cannot load {checkpoint}: {type(error).__name__} in {name}: {_first_sentences(error)} A file of it "
@@ -81,6 +93,11 @@ def _not_loaded(error: Exception, checkpoint: str | None) -> UserError | None:
                 "resume_from_checkpoint."
             )
     return None
+
+
+def _none_since(trainer: Any, checkpoint: str) -> bool:
+    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    return trainer.state.global_step == state["global_step"]
 
 
 def to_go_on(trainer: Any) -> str:
@@ -110,6 +127,7 @@ def _several() -> bool:
 def _first_sentences(error: BaseException, limit: int = 160) -> str:
     """How much was asked for and what the card has; not the advice about PyTorch's allocator."""
     text = " ".join(str(error).split()) or "the machine's memory is full"
+    text = text.partition(" In PyTorch 2.6, we changed the default")[0]  # what follows is advice to unpickle it
     text = text if len(text) <= limit else text[:limit].rpartition(". ")[0] or text[:limit]
     return text.rstrip(".") + "."
 
@@ -125,6 +143,8 @@ def _advice(trainer: Any) -> str:
     lower = f"Lower {', '.join(options)}" if options else ""
     if not getattr(args, "gradient_checkpointing", True):
         lower += ("; or take " if lower else "Take ") + "gradient_checkpointing: true"
+    if getattr(args, "fast_generation", False):
+        lower += f"{'; or drop' if lower else 'Drop'} fast_generation (two bytes a weight, and a cache)"
     take = []
     if not hasattr(getattr(trainer, "model", None), "peft_config"):
         take.append("use_peft: true")

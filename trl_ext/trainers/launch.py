@@ -10,6 +10,7 @@ from ..checkpoints.saved import (
     refuse_broken,
     refuse_other_engine,
     refuse_other_form,
+    refuse_run,
     warn_of_lost_states,
 )
 from ..errors import UserError
@@ -47,6 +48,7 @@ def train(trainer, **kwargs):
                 f"has {', '.join(path.name for path in checkpoints(trainer.args.output_dir)) or 'none'}."
             )
         checkpoint = kwargs["resume_from_checkpoint"] = str(checkpoint)
+        refuse_run(Path(checkpoint), needed)
         refuse_broken(Path(checkpoint), needed)
         warn_of_lost_states(Path(checkpoint))
     if isinstance(checkpoint, str):

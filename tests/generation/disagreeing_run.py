@@ -1,0 +1,76 @@
+"""Two processes of `test_disagreeing.py`: short runs with fast generation, in whose second batch one of the two cannot
+generate fast; how each process ended, a line each."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "scale"))
+from gloo_engines import allow_engines_on_the_cpu
+from trainer_builders import COMMON, letter_share, loo_trainer, policy, prompts
+
+from trl_ext.generation import FastGeneration, fast_generation
+from trl_ext.tiny import byte_tokenizer
+
+SECOND, FAULTY = 2, 1
+OPTIONS = {"per_device_train_batch_size": 8, "max_steps": 3, "num_generations": 4, "max_completion_length": 8}
+
+
+def stock(folder):
+    args = GRPOConfig(folder, **(COMMON | {"beta": 0.0} | OPTIONS))
+    trainer = GRPOTrainer(policy(), letter_share, args, train_dataset=prompts(), processing_class=byte_tokenizer())
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def ours(folder):
+    return loo_trainer(folder, beta=0.05, **OPTIONS)
+
+
+def run(build, step: str, error: Exception, correct: bool, faulty: int) -> str:
+    trainer = build(f"/tmp/{os.getpid()}")  # written to by nothing
+    generation = FastGeneration(trainer, dtype=torch.float32, correct=correct)
+    inner, calls = getattr(generation, step), []
+
+    def failing(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == SECOND and trainer.accelerator.process_index == faulty:
+            raise error
+        return inner(*args, **kwargs)
+
+    setattr(generation, step, failing)
+    with warnings.catch_warnings(record=True) as told, generation:
+        warnings.simplefilter("always")
+        trainer.train()
+    noted = [i for i, row in enumerate(trainer.state.log_history) if "sampling/importance_sampling_ratio/mean" in row]
+    told = [str(each.message) for each in told if "generation goes on as" in str(each.message)]
+    norm = sum(parameter.float().norm() for parameter in trainer.model.parameters())
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return f"{trainer.state.global_step} {norm:.5f} {noted} {len(told)} {generation.refused}"
+
+
+if __name__ == "__main__":
+    sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if sharded:
+        allow_engines_on_the_cpu()
+    fast_generation.DEVICES = ("cpu",)
+    memory, compiler = torch.cuda.OutOfMemoryError("no"), RuntimeError("an operator")
+    cases = {
+        "stock corrected": (stock, "_sample", memory, True, FAULTY),
+        "ours corrected": (ours, "_sample", compiler, True, FAULTY),
+        "stock": (stock, "_take_weights", memory, False, FAULTY),
+    }
+    if sharded:
+        cases = {
+            "sample": (ours, "_sample", memory, False, FAULTY),
+            "room": (ours, "_make_twin", memory, True, FAULTY),
+            "compare": (ours, "_look", fast_generation.NoTwinError("far"), False, FAULTY),
+        }
+    for name, case in cases.items():
+        os.write(1, f"{name} / {os.environ['RANK']} / {run(*case)}\n".encode())  # one write: both share the pipe
