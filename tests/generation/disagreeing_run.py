@@ -18,19 +18,29 @@ from trainer_builders import COMMON, letter_share, loo_trainer, policy, prompts
 from trl_ext.generation import FastGeneration, fast_generation
 from trl_ext.tiny import byte_tokenizer
 
-SECOND, FAULTY = 2, 1
+SECOND, FAULTY, BOTH = 2, 1, -1
 OPTIONS = {"per_device_train_batch_size": 8, "max_steps": 3, "num_generations": 4, "max_completion_length": 8}
 
 
-def stock(folder):
-    args = GRPOConfig(folder, **(COMMON | {"beta": 0.0} | OPTIONS))
-    trainer = GRPOTrainer(policy(), letter_share, args, train_dataset=prompts(), processing_class=byte_tokenizer())
+def stock(folder, **options):
+    args = GRPOConfig(folder, **(COMMON | {"beta": 0.0} | OPTIONS | options))
+    trainer = GRPOTrainer(policy(), letter_share, args, train_dataset=prompts(), eval_dataset=prompts(1),
+                          processing_class=byte_tokenizer())  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def ours(folder):
-    return loo_trainer(folder, beta=0.05, **OPTIONS)
+def ours(folder, **options):
+    return loo_trainer(folder, **(OPTIONS | {"beta": 0.05} | options))
+
+
+def greedy(folder):
+    return ours(folder, baseline="greedy")
+
+
+def evaluated(folder):
+    """After an evaluation FSDP2 may hold the weights together that it divides again in the next backward."""
+    return stock(folder, eval_strategy="steps", eval_steps=1, eval_on_start=True, per_device_eval_batch_size=4)
 
 
 def run(build, step: str, error: Exception, correct: bool, faulty: int) -> str:
@@ -40,7 +50,7 @@ def run(build, step: str, error: Exception, correct: bool, faulty: int) -> str:
 
     def failing(*args, **kwargs):
         calls.append(None)
-        if len(calls) == SECOND and trainer.accelerator.process_index == faulty:
+        if len(calls) == SECOND and faulty in (trainer.accelerator.process_index, BOTH):
             raise error
         return inner(*args, **kwargs)
 
@@ -68,7 +78,9 @@ if __name__ == "__main__":
     }
     if sharded:
         cases = {
-            "sample": (ours, "_sample", memory, False, FAULTY),
+            "sample": (evaluated, "_sample", memory, False, FAULTY),
+            "greedy": (greedy, "_sample", memory, True, FAULTY),
+            "twin": (ours, "_sample", ValueError("no static cache"), False, BOTH),
             "room": (ours, "_make_twin", memory, True, FAULTY),
             "compare": (ours, "_look", fast_generation.NoTwinError("far"), False, FAULTY),
         }

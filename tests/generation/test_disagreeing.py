@@ -9,7 +9,7 @@ from torchrun import output_of
 pytestmark = pytest.mark.current_trl  # its two launches
 NO_ROOM = "the card has no room for the twin, its cache and its graphs"
 FSDP2 = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-         "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT", "FSDP_RESHARD_AFTER_FORWARD": "true"}  # fmt: skip
+         "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT", "FSDP_RESHARD_AFTER_FORWARD": "false"}  # fmt: skip
 
 
 def ended(**environment):
@@ -47,4 +47,6 @@ def test_under_fsdp2_all_processes_generate_with_the_twin_or_none():
     found = ended(**FSDP2)
     assert without_weights(found["sample"]) == both("[]", NO_ROOM)
     assert without_weights(found["room"]) == both("[0, 1]", NO_ROOM)
+    assert without_weights(found["greedy"]) == both("[0]", NO_ROOM)  # in the greedy pass of the first batch
+    assert without_weights(found["twin"]) == [("3", "[]", "1", "ValueError: no static cache")] * 2
     assert without_weights(found["compare"]) == both("[]", "far")

@@ -22,7 +22,8 @@ def stock(tmp_path, config=GRPOConfig, trainer=GRPOTrainer, model=None, **option
         model = str(tmp_path / "policy")
     common = {"max_completion_length": 12, "num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 3}
     args = config(str(tmp_path / "run"), **(COMMON | common | {"beta": 0.0} | options))
-    built = trainer(model or policy(), letter_share, args, train_dataset=prompts(), processing_class=byte_tokenizer())
+    built = trainer(model or policy(), letter_share, args, train_dataset=prompts(), eval_dataset=prompts(1),
+                    processing_class=byte_tokenizer())  # fmt: skip
     built.remove_callback(PrinterCallback)
     return built
 
@@ -75,9 +76,11 @@ def test_when_the_context_ends_the_trainer_generates_as_before(tmp_path, on_cpu)
     trainer = stock(tmp_path)
     with FastGeneration(trainer, dtype=torch.float32, correct=True) as generation:
         trainer.train()
-        assert generation._twin is not None and trainer.use_vllm
+        assert generation._twin is not None and {"_generate", "_compute_loss"} < set(vars(trainer))
     assert generation._twin is None and not trainer.use_vllm
-    assert not [name for name in vars(trainer) if name.startswith("_generate")]
+    assert not {"_generate", "_generate_single_turn", "_generate_and_score_completions", "_compute_loss"} & set(
+        vars(trainer)
+    )
     assert "generate" not in vars(trainer.model)
 
 
@@ -220,16 +223,77 @@ def test_amid_a_batch_that_is_corrected_what_another_way_samples_is_weighed_with
         seen.append(trainer._generate_single_turn(ids, None, {}, 1))
         monkeypatch.setattr(generation, "_sample", lambda *args, **kwargs: 1 / 0)
         seen.append(trainer._generate_single_turn(ids, None, {}, 1))
-        return "the batch"
+        return [None] * 4 + ["known"]
 
     generation._replaced["_generate"] = two_turns
-    assert trainer._generate(["one", "two"]) == "the batch" and "ZeroDivisionError" in generation.refused
+    with generation._weighing(True):
+        assert trainer._generate(["one", "two"]) == [None] * 4 + ["known"]
+        assert trainer.use_vllm  # TRL weighs this batch; the next one is none of it
+    assert "ZeroDivisionError" in generation.refused
     (first, known), (second, unknown) = ([row[:2] for row in (turn[0], turn[1])] for turn in seen)
     assert [len(row) for row in known] == [len(row) for row in first] and all(x < 0 for row in known for x in row)
     assert [len(row) for row in unknown] == [len(row) for row in second] and all(x != x for row in unknown for x in row)
-    assert trainer.use_vllm  # TRL weighs this batch; the next one is none of it
     monkeypatch.setitem(generation._replaced, "_generate_and_score_completions", lambda: trainer.use_vllm)
     assert trainer._generate_and_score_completions() is False
+
+
+@pytest.mark.parametrize("refused_in", [None, 0, 1])
+def test_a_batch_that_waits_is_learned_as_it_was_generated(tmp_path, on_cpu, monkeypatch, refused_in):
+    """Each batch serves two steps and an evaluation comes between; what is left of one that was generated before
+    `start` or after a refusal is not weighed."""
+    options = {"num_iterations": 2, "max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = stock(tmp_path, num_generations_eval=4, per_device_eval_batch_size=8, **options)
+    weighed, inner = [], trainer._compute_loss
+
+    def noting(model, inputs):
+        if model.training:
+            weighed.append((trainer.use_vllm, "importance_sampling_ratio" in inputs))
+        return inner(model, inputs)
+
+    trainer._compute_loss = noting
+    trainer.train()  # its second batch serves one step here and one below
+    generation = FastGeneration(trainer, dtype=torch.float32, correct=True)
+    sample, calls = generation._sample, []
+
+    def failing(*args, **kwargs):
+        calls.append(None)
+        if len(calls) - 1 == refused_in:
+            raise torch.cuda.OutOfMemoryError
+        return sample(*args, **kwargs)
+
+    generation._sample = failing
+    with generation:
+        trainer.train()
+    assert len(weighed) == 6 and all(used == has for used, has in weighed)
+    assert not any(has for _, has in weighed[:4]) and (generation.refused is None) == (refused_in is None)
+    if refused_in is None:
+        assert all(has for _, has in weighed[4:])
+
+
+@pytest.mark.parametrize("way", ["greedy", "rollout_func"])
+def test_tokens_whose_log_probability_nothing_tells_weigh_1(tmp_path, on_cpu, way):
+    def rollout(prompts, trainer):
+        ids = byte_tokenizer()([str(prompt) for prompt in prompts])["input_ids"]
+        return {"prompt_ids": ids, "completion_ids": [[40, 41, 42] for _ in ids], "logprobs": None}
+
+    trainer = stock(tmp_path, **({"generation_kwargs": {"do_sample": False}} if way == "greedy" else {}))
+    trainer.rollout_func = rollout if way == "rollout_func" else None
+    generation = FastGeneration(trainer, dtype=torch.float32, correct=True)
+    with warnings.catch_warnings(record=True) as told, generation:
+        warnings.simplefilter("always")
+        trainer.train()
+    named = [each for each in told if "the rollout_func generates in its own way" in str(each.message)]
+    assert len(named) == (way == "rollout_func") and (generation.refused is None) == (way == "greedy")
+    ratios = [row.get("sampling/importance_sampling_ratio/mean") for row in trainer.state.log_history][:-1]
+    assert ratios == ([1.0, 1.0, 1.0] if way == "greedy" else [1.0, None, None])
+
+
+def test_weights_that_are_kept_elsewhere_are_not_for_it(tmp_path, on_cpu, monkeypatch):
+    trainer = stock(tmp_path)
+    generation = FastGeneration(trainer)
+    inputs = {"input_ids": torch.ones(1, 1, device="meta"), "generation_config": trainer.generation_config}
+    monkeypatch.setattr(fast_generation, "DEVICES", ("meta",))
+    assert "kept on the CPU (fsdp_offload_params)" in generation._cannot(trainer.model, inputs)
 
 
 def test_a_trainer_that_does_not_generate_and_one_that_generates_otherwise_are_errors(tmp_path):

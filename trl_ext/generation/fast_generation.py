@@ -20,7 +20,9 @@ from .twin import NoTwinError, Twin, base_of, is_sharded
 
 logger = logging.getLogger(__name__)
 FARTHEST = 0.1  # nats a token, on the prompts of the first batch, between the policy and its twin
+FEW = 4  # of those prompts
 DEVICES = ("cuda",)  # where Transformers compiles
+COMPLETIONS, LOG_PROBABILITIES = 1, 4  # in what GRPO's `_generate` returns
 
 
 class FastGeneration:
@@ -33,8 +35,8 @@ class FastGeneration:
     What is sampled stays a sample of the policy but for the rounding of 16 bits; `correct=True` weighs it by TRL's
     importance sampling (`vllm_importance_sampling_correction` and its options), and logs how far the two are apart.
 
-    The first batch compiles, for a minute or less; later ones do not, as long as the batch is no larger and prompt and
-    completion together stay in the same bucket (64 tokens, or an eighth of the power of two above).
+    The first batch compiles, for about half a minute; later ones do not, as long as the batch is no larger and prompt
+    and completion together stay in the same bucket (64 tokens, or an eighth of the power of two above).
 
     A model that cannot be compiled or has no twin generates as before, after one warning that says why. So does what
     the options ask for and a static cache cannot give: images, beams, a cache of another kind. What one process cannot
@@ -66,10 +68,11 @@ class FastGeneration:
         self.compilations = 0
         self.refused: str | None = None
         self._twin: Twin | None = None
-        self._compared = False
+        self._is_new = False
+        self._wanted: torch.Tensor | None = None  # what the policy says, until the twin has said the same
         self._agreed = False  # all processes know that there is a reason
         self._most_rows = 0
-        self._corrected = False  # the batch that is being generated
+        self._corrected, self._turns = False, 0  # of the batch that is being generated
         self._record: SamplingRecord | None = None
         self._replaced: dict[str, Any] = {}
 
@@ -82,9 +85,8 @@ class FastGeneration:
             _refuse_second(trainer)
             by_ours = {"_generate_single_turn": self._turn, "_generate": self._generate_all}
             if self.correct:
-                by_ours["_generate_and_score_completions"] = self._batch
+                by_ours |= {"_generate_and_score_completions": self._batch, "_compute_loss": self._loss}
                 trainer.vllm_importance_sampling_correction = True
-                trainer.use_vllm = True  # what TRL asks before it weighs; not while it generates
             for name, ours in by_ours.items():
                 self._replaced[name] = getattr(trainer, name)
                 setattr(trainer, name, ours)
@@ -94,8 +96,6 @@ class FastGeneration:
         """The trainer generates as before; the twin and its graphs are freed."""
         for name in self._replaced:
             self.trainer.__dict__.pop(name, None)
-        if self._replaced and self.correct:
-            self.trainer.use_vllm = False
         self._replaced = {}
         self.release()
 
@@ -108,7 +108,7 @@ class FastGeneration:
     def release(self) -> None:
         """Frees the twin and the graphs; the next batch makes them again."""
         if self._twin is not None:
-            self._twin, self._compared = None, False
+            self._twin, self._wanted = None, None
             torch._dynamo.reset()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -117,16 +117,37 @@ class FastGeneration:
 
     def _batch(self, *args: Any, **kwargs: Any) -> Any:
         """All of a batch is weighed or nothing: trainers ask before they generate and after it, on all processes."""
-        self.trainer.use_vllm = self.refused is None
-        return self._replaced["_generate_and_score_completions"](*args, **kwargs)
+        with self._weighing(self.refused is None):
+            return self._replaced["_generate_and_score_completions"](*args, **kwargs)
+
+    def _loss(self, model: Any, inputs: Any) -> Any:
+        """A batch that waits in the trainer is as it was generated, whatever has come since."""
+        with self._weighing("importance_sampling_ratio" in inputs):
+            return self._replaced["_compute_loss"](model, inputs)
+
+    @contextmanager
+    def _weighing(self, weighs: bool) -> Iterator[None]:
+        """`use_vllm` is what TRL asks before it weighs; before it generates it must not hear it."""
+        before, self.trainer.use_vllm = self.trainer.use_vllm, weighs
+        try:
+            yield
+        finally:
+            self.trainer.use_vllm = before
 
     def _generate_all(self, *args: Any, **kwargs: Any) -> Any:
         """All turns of a batch. Processes may have other numbers of turns, and all come to its end."""
-        self._corrected, self.trainer.use_vllm = self.trainer.use_vllm, False
+        self._corrected, self._turns = self.trainer.use_vllm, 0
         try:
-            result = self._replaced["_generate"](*args, **kwargs)
+            with self._weighing(False):
+                result = self._replaced["_generate"](*args, **kwargs)
+            if self._corrected and result[LOG_PROBABILITIES] is None:  # greedy, or of a rollout_func
+                result = list(result)
+                result[LOG_PROBABILITIES] = _unknown(result[COMPLETIONS])
+                result = tuple(result)
         finally:
-            self._corrected, self.trainer.use_vllm = False, self._corrected
+            self._corrected = False
+        if self._turns == 0 and self.refused is None and getattr(self.trainer, "rollout_func", None) is not None:
+            self._refuse("the rollout_func generates in its own way", tells=True)
         if not self._agreed:
             reason, tells = self._of_any(self.refused)
             self._agreed = reason is not None
@@ -137,6 +158,7 @@ class FastGeneration:
     def _turn(self, *args: Any, **kwargs: Any) -> Any:
         original = self._replaced["_generate_single_turn"]
         self._record = None
+        self._turns += 1
         if self.refused is not None:
             result = original(*args, **kwargs)
         else:
@@ -151,8 +173,8 @@ class FastGeneration:
         completion_ids, log_probabilities, *rest = result
         if self._record is not None:
             log_probabilities = log_probabilities or self._record.of(completion_ids)
-        elif self.refused is not None:  # amid the batch: NaN is TRL's "not known", which is weighed with 1
-            log_probabilities = [[math.nan] * len(ids) for ids in completion_ids]
+        elif self.refused is not None:  # amid the batch: a turn before may have them
+            log_probabilities = _unknown(completion_ids)
         return completion_ids, log_probabilities, *rest
 
     def _generate(self, policy: Any, **inputs: Any) -> torch.Tensor:
@@ -205,6 +227,8 @@ class FastGeneration:
         accelerator = self.trainer.accelerator
         if device not in DEVICES:
             return f"the model is on {device}, and Transformers compiles on {' or '.join(DEVICES)}"
+        if next(policy.parameters()).device.type != device:
+            return f"the weights are kept on the CPU (fsdp_offload_params), and the tokens are on {device}"
         if others:
             return f"the model is given {', '.join(others)} besides tokens"
         if base_of(policy).config.is_encoder_decoder:
@@ -222,18 +246,21 @@ class FastGeneration:
     # With the twin ----------------------------------------------------------------------------------------------------
 
     def _make_twin(self, policy: Any, **inputs: Any) -> None:
-        if self._twin is None:
-            self._twin = Twin(policy, self.dtype)
+        self._is_new = self._twin is None
+        self._twin = self._twin or Twin(policy, self.dtype)
 
     def _take_weights(self, policy: Any, input_ids: Any, attention_mask: Any, **inputs: Any) -> None:
+        """All that is a collective where the weights are divided."""
         assert self._twin is not None
         self._twin.refresh(policy)
-        if not self._compared:
-            self._compare(policy, self._twin, input_ids, attention_mask)
-            self._compared = True
+        if self._is_new:
+            self._wanted = self._of_policy(policy, input_ids, attention_mask)
 
     def _sample(self, policy: Any, input_ids: Any, attention_mask: Any, generation_config: Any) -> torch.Tensor:
         assert self._twin is not None
+        if self._wanted is not None:
+            self._compare(self._wanted, self._twin, input_ids, attention_mask)
+            self._wanted = None
         model = self._twin.model
         model.generation_config = policy.generation_config  # with what TRL set in it
         rows = len(input_ids)
@@ -264,17 +291,22 @@ class FastGeneration:
         return output[:rows]
 
     @torch.no_grad()
-    def _compare(self, policy: Any, twin: Twin, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> None:
-        """A twin that computes something else must not sample: what is patched into a policy is not in its class."""
-        few = {"input_ids": input_ids[:4], "attention_mask": attention_mask[:4]}
+    def _of_policy(self, policy: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Its log-probabilities behind the first prompts, `(rows, vocabulary)`."""
         was_training = policy.training
         policy.eval()
         try:
             with self.trainer.accelerator.autocast():
-                wanted = policy(**few, use_cache=False).logits[:, -1].float().log_softmax(-1)
+                logits = policy(input_ids=input_ids[:FEW], attention_mask=attention_mask[:FEW], use_cache=False).logits
         finally:
             policy.train(was_training)
-        got = twin.model(**few, use_cache=False).logits[:, -1].float().log_softmax(-1)
+        return logits[:, -1].float().log_softmax(-1)
+
+    @torch.no_grad()
+    def _compare(self, wanted: torch.Tensor, twin: Twin, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> None:
+        """A twin that computes something else must not sample: what is patched into a policy is not in its class."""
+        logits = twin.model(input_ids=input_ids[:FEW], attention_mask=attention_mask[:FEW], use_cache=False).logits
+        got = logits[:, -1].float().log_softmax(-1)
         distance = ((wanted - got).abs() * wanted.exp()).sum(-1).mean().item()
         if not distance <= FARTHEST:
             raise NoTwinError(f"a copy of the policy in {self.dtype} is {distance:.2g} nats a token from it")
@@ -285,6 +317,11 @@ def _refuse_second(trainer: Any) -> None:
         raise UserError(
             "the trainer generates fast already (fast_generation: true, or another FastGeneration): drop one"
         )
+
+
+def _unknown(completion_ids: list[list[int]]) -> list[list[float]]:
+    """Log-probabilities that TRL weighs with 1."""
+    return [[math.nan] * len(ids) for ids in completion_ids]
 
 
 def _static(config: Any, prompt_length: int) -> Any:

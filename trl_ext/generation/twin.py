@@ -119,8 +119,9 @@ def _reshard(policy: nn.Module) -> None:
 
 
 def is_sharded(policy: nn.Module) -> bool:
-    """Whether FSDP2 holds a part of it here, so that its forward, and gathering its weights, are collectives."""
-    return any(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
+    """Whether FSDP2 holds a part of it here, so that its forward, and gathering its weights, are collectives. The
+    parameters do not tell: some are whole between a forward and the next division."""
+    return any(isinstance(module, FSDPModule) for module in policy.modules())
 
 
 def base_of(policy: nn.Module) -> Any:

@@ -28,8 +28,8 @@ _PEER_GONE = re.compile(
 # The methods that read a checkpoint, Transformers' and our trainers' own
 LOADERS = {"_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler",
            "_load_callback_state", "_init_training_state", "load_from_json"}  # fmt: skip
-# What steps the optimizer and the scheduler, whatever they are
-STEPPERS = ("accelerate.optimizer", "accelerate.scheduler")
+# Whose states are looked into by name
+OPTIMIZERS = ("torch.optim.", "bitsandbytes.optim.", "transformers.optimization")
 _LENGTHS = ("response_length", "max_completion_length", "max_length")  # the first that a configuration has
 
 
@@ -73,25 +73,25 @@ def _told(error: BaseException, trainer: Any) -> UserError | None:
 
 
 def _not_loaded(error: Exception, trainer: Any, checkpoint: str | None) -> UserError | None:
-    """What was loaded without a word and fails in the first step is told as well."""
     if checkpoint is None:
         return None
+    modules = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
-        if name == "step" and module in STEPPERS and _none_since(trainer, checkpoint):
-            now = {option: getattr(trainer.args, option) for option in ("optim", "lr_scheduler_type")}
-            as_they_were = " and ".join(f"{name} (now {getattr(value, 'value', value)})" for name, value in now.items())
-            return UserError(
-                f"cannot go on from {checkpoint}: {type(error).__name__} in the first step of the "
-                f"{module.rpartition('.')[2]}: {_first_sentences(error)} Its state is of another one, or of other "
-                f"weights: set {as_they_were} as they were, or drop resume_from_checkpoint."
-            )
+        modules.append(module)
         if name in LOADERS and module.startswith(("transformers.", "trl_ext.")):
+            options = ", optim or lr_scheduler_type" if name == "_load_optimizer_and_scheduler" else ""
             return UserError(
                 f"cannot load {checkpoint}: {type(error).__name__} in {name}: {_first_sentences(error)} A file of it "
-                "is broken, or of another model or version: resume from another checkpoint, or drop "
+                f"is broken, or of another model{options or ' or version'}: resume from another checkpoint, or drop "
                 "resume_from_checkpoint."
             )
+    # A state of another optimizer is loaded without a word, and its names are missed in the first step
+    if isinstance(error, KeyError) and modules[-1].startswith(OPTIMIZERS) and _none_since(trainer, checkpoint):
+        return UserError(
+            f"cannot go on from {checkpoint}: the state of its optimizer has no {error}. Set optim (now "
+            f"{getattr(trainer.args.optim, 'value', trainer.args.optim)}) as it was, or drop resume_from_checkpoint."
+        )
     return None
 
 
