@@ -17,6 +17,7 @@ LAYERS = (
     "errors",
     "strict_yaml",
     "ranks",
+    "stand_in",
     "functional",
     "monitor",
     "checkpoints",

@@ -31,7 +31,9 @@ def test_a_batch_is_generated_in_one_call(trainer):
     source = inspect.getsource(trainer._generate_and_score_completions)
     assert source.count("self._generate(") == 1, f"see {FAST}, `_generate_all`"
     turns = inspect.getsource(trainer._generate)
-    assert turns.count("self._generate_single_turn(") == 1 and "self.accelerator.gather(" in turns, f"see {FAST}"
+    assert turns.count("self._generate_single_turn(") == 1, f"see {FAST}, `_turn`"
+    of_loop = max(turns.find(call) for call in ("self._generate_single_turn(", "self._tool_call_loop("))
+    assert of_loop < turns.index("self.accelerator.gather("), f"{FAST}: all processes come to the end of `_generate`"
 
 
 def test_a_log_probability_that_is_nan_is_not_known_and_weighed_with_1():

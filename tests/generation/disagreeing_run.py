@@ -18,7 +18,8 @@ from trainer_builders import COMMON, letter_share, loo_trainer, policy, prompts
 from trl_ext.generation import FastGeneration, fast_generation
 from trl_ext.tiny import byte_tokenizer
 
-SECOND, FAULTY, BOTH = 2, 1, -1
+FIRST, SECOND = 1, 2
+FAULTY, BOTH = 1, -1
 OPTIONS = {"per_device_train_batch_size": 8, "max_steps": 3, "num_generations": 4, "max_completion_length": 8}
 
 
@@ -43,14 +44,14 @@ def evaluated(folder):
     return stock(folder, eval_strategy="steps", eval_steps=1, eval_on_start=True, per_device_eval_batch_size=4)
 
 
-def run(build, step: str, error: Exception, correct: bool, faulty: int) -> str:
+def run(build, step: str, error: Exception, correct: bool, faulty: int = FAULTY, nth: int = SECOND) -> str:
     trainer = build(f"/tmp/{os.getpid()}")  # written to by nothing
     generation = FastGeneration(trainer, dtype=torch.float32, correct=correct)
     inner, calls = getattr(generation, step), []
 
     def failing(*args, **kwargs):
         calls.append(None)
-        if len(calls) == SECOND and faulty in (trainer.accelerator.process_index, BOTH):
+        if len(calls) == nth and faulty in (trainer.accelerator.process_index, BOTH):
             raise error
         return inner(*args, **kwargs)
 
@@ -72,17 +73,17 @@ if __name__ == "__main__":
     fast_generation.DEVICES = ("cpu",)
     memory, compiler = torch.cuda.OutOfMemoryError("no"), RuntimeError("an operator")
     cases = {
-        "stock corrected": (stock, "_sample", memory, True, FAULTY),
-        "ours corrected": (ours, "_sample", compiler, True, FAULTY),
-        "stock": (stock, "_take_weights", memory, False, FAULTY),
+        "stock corrected": (stock, "_sample", memory, True),
+        "ours corrected": (ours, "_sample", compiler, True),
+        "stock": (stock, "_take_weights", memory, False),
     }
     if sharded:
         cases = {
-            "sample": (evaluated, "_sample", memory, False, FAULTY),
-            "greedy": (greedy, "_sample", memory, True, FAULTY),
+            "sample": (evaluated, "_sample", memory, False),
+            "greedy": (greedy, "_sample", memory, True),
             "twin": (ours, "_sample", ValueError("no static cache"), False, BOTH),
-            "room": (ours, "_make_twin", memory, True, FAULTY),
-            "compare": (ours, "_look", fast_generation.NoTwinError("far"), False, FAULTY),
+            "room": (ours, "_make_twin", memory, True, FAULTY, FIRST),
+            "compare": (ours, "_compare", fast_generation.NoTwinError("far"), False, FAULTY, FIRST),
         }
     for name, case in cases.items():
         os.write(1, f"{name} / {os.environ['RANK']} / {run(*case)}\n".encode())  # one write: both share the pipe

@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFT
 from trl_ext.errors import UserError
 from trl_ext.generation import FastGeneration, fast_generation
 from trl_ext.generation.fast_generation import _static
+from trl_ext.preflight import preflight
 from trl_ext.tiny import byte_tokenizer
 
 
@@ -81,6 +82,7 @@ def test_when_the_context_ends_the_trainer_generates_as_before(tmp_path, on_cpu)
     assert not {"_generate", "_generate_single_turn", "_generate_and_score_completions", "_compute_loss"} & set(
         vars(trainer)
     )
+    assert generation._record is None  # it holds the scores of a whole vocabulary
     assert "generate" not in vars(trainer.model)
 
 
@@ -270,6 +272,30 @@ def test_a_batch_that_waits_is_learned_as_it_was_generated(tmp_path, on_cpu, mon
         assert all(has for _, has in weighed[4:])
 
 
+def test_started_again_it_tries_again_and_what_stood_in_the_trainer_stays(tmp_path, on_cpu, monkeypatch):
+    trainer = stock(tmp_path)
+    inner = trainer._generate
+    trainer._generate = own = lambda prompts: inner(prompts)
+    generation = FastGeneration(trainer, dtype=torch.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_generation, "DEVICES", ())
+        with generation:
+            trainer.train()
+    assert generation.refused and trainer._generate is own
+    with generation:
+        trainer.train()
+        assert generation._twin is not None
+    assert generation.refused is None and trainer._generate is own
+
+
+def test_preflight_looks_at_a_trainer_that_generates_fast_and_leaves_it_so(tmp_path, on_cpu):
+    trainer = loo_trainer(tmp_path, fast_generation=True, sampling_correction=True)
+    before = {name for name in vars(trainer) if name.startswith("_generate")}
+    report = preflight(trainer, quick=True)
+    assert {name for name in vars(trainer) if name.startswith("_generate")} == before != set()
+    assert "AttributeError" not in str(report)
+
+
 @pytest.mark.parametrize("way", ["greedy", "rollout_func"])
 def test_tokens_whose_log_probability_nothing_tells_weigh_1(tmp_path, on_cpu, way):
     def rollout(prompts, trainer):
@@ -282,10 +308,10 @@ def test_tokens_whose_log_probability_nothing_tells_weigh_1(tmp_path, on_cpu, wa
     with warnings.catch_warnings(record=True) as told, generation:
         warnings.simplefilter("always")
         trainer.train()
-    named = [each for each in told if "the rollout_func generates in its own way" in str(each.message)]
-    assert len(named) == (way == "rollout_func") and (generation.refused is None) == (way == "greedy")
+    named = [each for each in told if "the rollout_func does it in its own way" in str(each.message)]
+    assert len(named) == (way == "rollout_func") and generation.refused is None
     ratios = [row.get("sampling/importance_sampling_ratio/mean") for row in trainer.state.log_history][:-1]
-    assert ratios == ([1.0, 1.0, 1.0] if way == "greedy" else [1.0, None, None])
+    assert ratios == [1.0, 1.0, 1.0]
 
 
 def test_weights_that_are_kept_elsewhere_are_not_for_it(tmp_path, on_cpu, monkeypatch):
@@ -293,7 +319,7 @@ def test_weights_that_are_kept_elsewhere_are_not_for_it(tmp_path, on_cpu, monkey
     generation = FastGeneration(trainer)
     inputs = {"input_ids": torch.ones(1, 1, device="meta"), "generation_config": trainer.generation_config}
     monkeypatch.setattr(fast_generation, "DEVICES", ("meta",))
-    assert "kept on the CPU (fsdp_offload_params)" in generation._cannot(trainer.model, inputs)
+    assert "kept on cpu (fsdp_offload_params, say)" in generation._cannot(trainer.model, inputs)
 
 
 def test_a_trainer_that_does_not_generate_and_one_that_generates_otherwise_are_errors(tmp_path):
@@ -313,5 +339,8 @@ def test_a_trainer_that_does_not_generate_and_one_that_generates_otherwise_are_e
         unstarted = FastGeneration(trainer)
         with FastGeneration(trainer, correct=correct), pytest.raises(UserError, match="generates fast already"):
             unstarted.start()
+    vespo = stock(tmp_path, loss_type="vespo", vllm_importance_sampling_mode="sequence_mask")
+    with pytest.raises(UserError, match="'vespo' takes no vllm_importance_sampling_mode='sequence_mask'"):
+        FastGeneration(vespo, correct=True)
     with pytest.raises(UserError, match="RLOOTrainer has no importance sampling"):
         FastGeneration(stock(tmp_path, RLOOConfig, RLOOTrainer), correct=True)

@@ -11,6 +11,7 @@ from trainer_builders import absolute_policy, policy
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_ext import tiny
+from trl_ext.generation import twin
 from trl_ext.generation.twin import NoTwinError, Twin
 from trl_ext.trainers.reference import add_reference_adapter
 from trl_ext.trainers.value_function import ValueFunction, add_value_function
@@ -118,6 +119,18 @@ def test_the_policy_is_left_as_it_was():
 def test_an_adapter_that_is_no_plain_lora_has_no_twin(options):
     with pytest.raises(NoTwinError, match=r"plain LoRA|not merged"):
         twin_of(lora(policy(), **options), torch.float32)
+
+
+def test_the_room_for_all_weights_of_a_divided_policy_is_taken_before_the_first_is_gathered(monkeypatch):
+    model = policy()
+    whole = twin_of(model, torch.bfloat16)
+    monkeypatch.setattr(twin, "is_sharded", lambda policy: True)
+    divided = Twin(model, torch.bfloat16)
+    assert not [name for name, parameter in divided.model.named_parameters() if parameter.is_meta]
+    places = [parameter.data_ptr() for parameter in divided.model.parameters()]
+    divided.refresh(model)
+    assert places == [parameter.data_ptr() for parameter in divided.model.parameters()]
+    assert torch.equal(logits(divided.model), logits(whole.model))
 
 
 def test_a_policy_whose_weights_its_class_does_not_know_has_no_twin():

@@ -61,6 +61,10 @@ def test_the_folder_of_a_run_is_no_checkpoint(tmp_path):
     (checkpoint(tmp_path, 6) / "trainer_state.json").unlink()
     with pytest.raises(UserError, match=r"is the folder of a run and no checkpoint: take .*checkpoint-4, the newest"):
         train(Trainer(), resume_from_checkpoint=str(tmp_path))
+    shutil.copy(tmp_path / "checkpoint-4/trainer_state.json", tmp_path)  # `trainer.save_state()` writes it
+    shutil.copy(tmp_path / "checkpoint-4/model.safetensors", tmp_path)
+    with pytest.raises(UserError, match=r"is the folder of a run and no checkpoint: take .*checkpoint-4, the newest"):
+        train(Trainer(), resume_from_checkpoint=str(tmp_path))
     shutil.rmtree(tmp_path / "checkpoint-4")
     with pytest.raises(UserError, match="no checkpoint: none of its checkpoints is whole"):
         train(Trainer(), resume_from_checkpoint=str(tmp_path))

@@ -17,6 +17,7 @@ import torch
 from trl_ext.rewards.calls import Call, ask
 from trl_ext.rewards.checking import CheckedReward
 from trl_ext.rewards.text import completion_text
+from trl_ext.stand_in import StandIn
 
 Hear = Callable[[Call, np.ndarray], None]
 _SEAM = ["inputs", "prompts", "completions", "completion_ids_list"]
@@ -79,14 +80,13 @@ class TRLRewards:
     @contextmanager
     def _quietly(self) -> Iterator[None]:
         """Without a trace in TRL's logs, and so that no function of one process raises: the others would wait."""
-        trainer, functions = self._trainer, self._trainer.reward_funcs
-        trainer._log_metric = trainer._log_completion_extra = lambda *_: None
-        trainer.reward_funcs = [_unfailing(function) for function in functions]
-        try:
+
+        def unheard(*_: Any) -> None:
+            pass
+
+        functions = [_unfailing(function) for function in self._trainer.reward_funcs]
+        with StandIn(self._trainer, _log_metric=unheard, _log_completion_extra=unheard, reward_funcs=functions):
             yield
-        finally:
-            trainer.reward_funcs = functions
-            del trainer._log_metric, trainer._log_completion_extra
 
 
 class StockRewards:

@@ -145,9 +145,9 @@ def what_begins_anew(lost: Collection[str]) -> str:
 def refuse_run(folder: Path, needed: Collection[str] = ()) -> None:
     """
     Raises:
-        UserError: the folder of a whole run in the place of a checkpoint; names its newest whole one.
+        UserError: the folder of a run in the place of a checkpoint; names its newest whole one.
     """
-    if not is_whole(folder) and checkpoints(str(folder)):
+    if checkpoints(str(folder)) and (not is_whole(folder) or lost_states(folder)):  # `save_state` writes there as well
         whole, _ = _newest(str(folder), needed)
         take = f"take {whole}, the newest of its checkpoints" if whole else "none of its checkpoints is whole"
         raise UserError(f"{folder} is the folder of a run and no checkpoint: {take}.")

@@ -1,6 +1,7 @@
 """Generation as fast as the card allows, inside a trainer of TRL or ours."""
 
 import copy
+import inspect
 import logging
 import math
 import warnings
@@ -14,6 +15,7 @@ from transformers.generation import utils as generation_utils
 
 from ..errors import UserError
 from ..ranks import text_of_any
+from ..stand_in import StandIn
 from .buckets import length_bucket, rows_bucket
 from .sampling_record import IdleRows, SamplingRecord
 from .twin import NoTwinError, Twin, base_of, is_sharded
@@ -49,7 +51,7 @@ class FastGeneration:
             none. RLOO has none.
     Attributes:
         compilations: graphs compiled so far.
-        refused: why the trainer generates as before, or None.
+        refused: why the trainer generates as before, or None; `start` tries anew.
     Raises:
         UserError: the trainer generates with vLLM, continuous batching or another `FastGeneration`, or is none that
             generates.
@@ -64,6 +66,11 @@ class FastGeneration:
                 raise UserError(f"{other}=True generates in its own way: drop it, or fast generation")
         if correct and not hasattr(trainer, "vllm_importance_sampling_correction"):
             raise UserError(f"{type(trainer).__name__} has no importance sampling: set correct=False")
+        mode = str(getattr(trainer, "vllm_importance_sampling_mode", ""))
+        if correct and getattr(trainer, "loss_type", "") == "vespo" and mode.startswith("sequence"):
+            raise UserError(
+                f"loss_type='vespo' takes no vllm_importance_sampling_mode={mode!r}: set token_truncate or token_mask"
+            )
         self.trainer, self.dtype, self.correct = trainer, dtype, correct
         self.compilations = 0
         self.refused: str | None = None
@@ -75,6 +82,8 @@ class FastGeneration:
         self._corrected, self._turns = False, 0  # of the batch that is being generated
         self._record: SamplingRecord | None = None
         self._replaced: dict[str, Any] = {}
+        self._stand_in: StandIn | None = None
+        self._told_of_rollout_func = False
 
     # On and off -------------------------------------------------------------------------------------------------------
 
@@ -87,16 +96,17 @@ class FastGeneration:
             if self.correct:
                 by_ours |= {"_generate_and_score_completions": self._batch, "_compute_loss": self._loss}
                 trainer.vllm_importance_sampling_correction = True
-            for name, ours in by_ours.items():
-                self._replaced[name] = getattr(trainer, name)
-                setattr(trainer, name, ours)
+            self._replaced = {name: getattr(trainer, name) for name in by_ours}
+            self._stand_in = StandIn(trainer, **by_ours)
+            self._stand_in.start()
+            self.refused, self._agreed = None, False
         return self
 
     def stop(self) -> None:
-        """The trainer generates as before; the twin and its graphs are freed."""
-        for name in self._replaced:
-            self.trainer.__dict__.pop(name, None)
-        self._replaced = {}
+        """The trainer generates as before; the twin and its graphs are freed. All processes call it."""
+        if self._stand_in is not None:
+            self._stand_in.stop()
+        self._stand_in, self._replaced = None, {}
         self.release()
 
     def __enter__(self) -> "FastGeneration":
@@ -106,7 +116,9 @@ class FastGeneration:
         self.stop()
 
     def release(self) -> None:
-        """Frees the twin and the graphs; the next batch makes them again."""
+        """Frees the twin and the graphs, those of `compile_layers` too; what comes next makes them again. All processes
+        call it."""
+        self._record = None
         if self._twin is not None:
             self._twin, self._wanted = None, None
             torch._dynamo.reset()
@@ -121,7 +133,7 @@ class FastGeneration:
             return self._replaced["_generate_and_score_completions"](*args, **kwargs)
 
     def _loss(self, model: Any, inputs: Any) -> Any:
-        """A batch that waits in the trainer is as it was generated, whatever has come since."""
+        """A batch that waits in the trainer is as it was generated, whatever has come since, until `stop`."""
         with self._weighing("importance_sampling_ratio" in inputs):
             return self._replaced["_compute_loss"](model, inputs)
 
@@ -138,7 +150,7 @@ class FastGeneration:
         """All turns of a batch. Processes may have other numbers of turns, and all come to its end."""
         self._corrected, self._turns = self.trainer.use_vllm, 0
         try:
-            with self._weighing(False):
+            with self._weighing(False):  # TRL would ask vLLM
                 result = self._replaced["_generate"](*args, **kwargs)
             if self._corrected and result[LOG_PROBABILITIES] is None:  # greedy, or of a rollout_func
                 result = list(result)
@@ -146,13 +158,14 @@ class FastGeneration:
                 result = tuple(result)
         finally:
             self._corrected = False
-        if self._turns == 0 and self.refused is None and getattr(self.trainer, "rollout_func", None) is not None:
-            self._refuse("the rollout_func generates in its own way", tells=True)
+        if self._turns == 0 and getattr(self.trainer, "rollout_func", None) and not self._told_of_rollout_func:
+            self._told_of_rollout_func = True
+            self._warn("the rollout_func does it in its own way")
         if not self._agreed:
-            reason, tells = self._of_any(self.refused)
+            reason = self._of_any(self.refused)
             self._agreed = reason is not None
             if reason is not None and self.refused is None:
-                self._refuse(reason, tells)
+                self._refuse(reason)
         return result
 
     def _turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,16 +176,13 @@ class FastGeneration:
             result = original(*args, **kwargs)
         else:
             policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
-            policy.generate = lambda **inputs: self._generate(policy, **inputs)  # TRL calls the model's `generate`
-            try:
+            with StandIn(policy, generate=lambda **inputs: self._generate(policy, **inputs)):  # which TRL calls
                 result = original(*args, **kwargs)
-            finally:
-                policy.__dict__.pop("generate", None)
         if not self._corrected or not isinstance(result, tuple):
             return result
         completion_ids, log_probabilities, *rest = result
         if self._record is not None:
-            log_probabilities = log_probabilities or self._record.of(completion_ids)
+            log_probabilities, self._record = log_probabilities or self._record.of(completion_ids), None
         elif self.refused is not None:  # amid the batch: a turn before may have them
             log_probabilities = _unknown(completion_ids)
         return completion_ids, log_probabilities, *rest
@@ -195,25 +205,26 @@ class FastGeneration:
                 if sharded and step == self._take_weights:
                     raise
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            reason, tells = self._of_any(reason) if sharded else (reason, True)
+            if sharded:
+                reason = self._of_any(reason)
             if reason is not None:
-                self._refuse(reason, tells)
+                self._refuse(reason)
                 return type(policy).generate(policy, **inputs)
         assert output is not None
         return output
 
-    def _of_any(self, reason: str | None) -> tuple[str | None, bool]:
-        """The reason of any process, and whether this one tells it; a collective."""
+    def _of_any(self, reason: str | None) -> str | None:
+        """The reason of this process or of any; a collective."""
         told, process = text_of_any(reason, self.trainer.args)
-        if reason is not None or told is None:
-            return reason, True
-        return f"on process {process}, {told}", self.trainer.accelerator.is_main_process
+        return reason or (told and f"on process {process}, {told}")
 
-    def _refuse(self, reason: str, tells: bool) -> None:
+    def _refuse(self, reason: str) -> None:
         self.refused = reason
-        self._record = None
         self.release()
-        if tells:
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if self.trainer.accelerator.is_main_process:  # which learns the reason of another at the end of the batch
             warnings.warn(f"generation goes on as without fast generation: {reason}", stacklevel=2)
 
     def _look(self, policy: Any, **inputs: Any) -> None:
@@ -227,8 +238,8 @@ class FastGeneration:
         accelerator = self.trainer.accelerator
         if device not in DEVICES:
             return f"the model is on {device}, and Transformers compiles on {' or '.join(DEVICES)}"
-        if next(policy.parameters()).device.type != device:
-            return f"the weights are kept on the CPU (fsdp_offload_params), and the tokens are on {device}"
+        if (kept := next(policy.parameters()).device.type) != device:
+            return f"the weights are kept on {kept} (fsdp_offload_params, say), and the tokens are on {device}"
         if others:
             return f"the model is given {', '.join(others)} besides tokens"
         if base_of(policy).config.is_encoder_decoder:
@@ -297,7 +308,7 @@ class FastGeneration:
         policy.eval()
         try:
             with self.trainer.accelerator.autocast():
-                logits = policy(input_ids=input_ids[:FEW], attention_mask=attention_mask[:FEW], use_cache=False).logits
+                logits = policy(**_few(policy, input_ids, attention_mask)).logits
         finally:
             policy.train(was_training)
         return logits[:, -1].float().log_softmax(-1)
@@ -305,7 +316,7 @@ class FastGeneration:
     @torch.no_grad()
     def _compare(self, wanted: torch.Tensor, twin: Twin, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> None:
         """A twin that computes something else must not sample: what is patched into a policy is not in its class."""
-        logits = twin.model(input_ids=input_ids[:FEW], attention_mask=attention_mask[:FEW], use_cache=False).logits
+        logits = twin.model(**_few(twin.model, input_ids, attention_mask)).logits
         got = logits[:, -1].float().log_softmax(-1)
         distance = ((wanted - got).abs() * wanted.exp()).sum(-1).mean().item()
         if not distance <= FARTHEST:
@@ -317,6 +328,13 @@ def _refuse_second(trainer: Any) -> None:
         raise UserError(
             "the trainer generates fast already (fast_generation: true, or another FastGeneration): drop one"
         )
+
+
+def _few(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """What a forward is given for the logits behind the first prompts, those alone where its class can."""
+    takes = inspect.signature(type(base_of(model)).forward).parameters
+    last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+    return {"input_ids": input_ids[:FEW], "attention_mask": attention_mask[:FEW], "use_cache": False, **last}
 
 
 def _unknown(completion_ids: list[list[int]]) -> list[list[float]]:

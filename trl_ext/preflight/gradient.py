@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trl_ext.functional import learning_mask, token_log_probs
+from trl_ext.stand_in import StandIn
 
 from .check import Check, Status, share
 from .subject import Subject
@@ -110,11 +111,8 @@ def _recorded(trainer: Any) -> Iterator[list[torch.Tensor]]:
             found.append(result[0])
         return result
 
-    trainer._get_per_token_logps_and_entropies = recording
-    try:
+    with StandIn(trainer, _get_per_token_logps_and_entropies=recording):
         yield found
-    finally:
-        del trainer._get_per_token_logps_and_entropies
 
 
 def _finite(backward: Backward) -> Check:

@@ -11,6 +11,7 @@ from trl_ext.configuration.derived import processes_of
 from trl_ext.errors import UserError
 from trl_ext.rewards.calls import Call
 from trl_ext.rewards.checking import is_async
+from trl_ext.stand_in import StandIn
 
 MOST_COMPLETIONS, MOST_COMPLETIONS_QUICK = 256, 64
 MOST_ROWS, MOST_ROWS_QUICK = 5_000, 1_000  # of the dataset that are looked at
@@ -223,17 +224,15 @@ class Subject:
                 heard["own"] = _tool_mask(result)
             return result
 
-        self.trainer._calculate_rewards, self.trainer._generate = calculate_rewards, generated
         self.policy.train()
+        ours = StandIn(self.trainer, _calculate_rewards=calculate_rewards, _generate=generated)
         try:
-            with self.trainer.compute_loss_context_manager():
+            with ours, self.trainer.compute_loss_context_manager():
                 output = self.trainer._generate_and_score_completions(rows[:count])
         except Exception as error:
             if any(isinstance(row.get("prompt"), str) and not row["prompt"] for row in rows[:count]):
                 raise MissingError("empty", "a prompt without text cannot be gone on from") from error
             raise
-        finally:
-            del self.trainer._calculate_rewards, self.trainer._generate
         return Rollouts(
             rows[:count], heard["prompts"], heard["completions"], [list(ids) for ids in heard["ids"]],
             heard["own"], heard["rewards"].float().cpu(), heard["changed"], output,
@@ -302,11 +301,8 @@ def naming_rewards(trainer: Any) -> Iterator[None]:
         with _asked_by_name(trainer):
             return original(*args, **kwargs)
 
-    trainer._calculate_rewards = calculate_rewards
-    try:
+    with StandIn(trainer, _calculate_rewards=calculate_rewards):
         yield
-    finally:
-        del trainer._calculate_rewards
 
 
 @contextmanager

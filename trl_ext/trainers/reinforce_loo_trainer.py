@@ -255,7 +255,7 @@ class ReinforceLOOTrainer(EpisodeTrainer):
         kl_here = kl_in_reward or self.args.kl_target is not None
         # The base class scores the policy, then the reference; the policy only if it takes several steps on the batch
         misaligned = self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0
-        corrected = self.use_vllm and self.args.vllm_importance_sampling_correction
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction
         self._scoring = {"policy_next": misaligned or corrected, "policy_forward": None}
         per_token_logps: Any = None
         values: Any = None
