@@ -57,12 +57,14 @@ def test_transformers_tells_what_a_model_has_and_how_it_is_stored():
 
 def test_what_reads_a_checkpoint_has_the_names_we_know():
     """`trainers/failures.py` tells by them an error of loading from others."""
+    from accelerate.optimizer import AcceleratedOptimizer
     from transformers import TrainerState
 
-    from trl_ext.trainers.failures import LOADERS
+    from trl_ext.trainers.failures import LOADERS, STEPPER
 
     assert all(callable(getattr(Trainer, name)) for name in LOADERS - {"load_from_json"})
     assert callable(TrainerState.load_from_json)
+    assert AcceleratedOptimizer.step.__module__ == STEPPER
 
 
 def test_the_trainer_calls_on_train_begin_from_where_the_checkpoint_is_a_local():

@@ -268,6 +268,18 @@ def test_what_else_fails_in_the_first_step_is_no_fault_of_the_checkpoint(tmp_pat
     assert told.value is error
 
 
+def test_another_optimizer_of_the_user_is_no_fault_of_the_checkpoint(tmp_path):
+    train(sft_trainer(tmp_path, max_steps=2))
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.AdamW([weight])
+    del optimizer.param_groups[0]["betas"]
+    trainer = sft_trainer(tmp_path)
+    trainer.training_step = lambda *args, **kwargs: optimizer.step()
+    with pytest.raises(KeyError, match="betas"):
+        train(trainer, resume_from_checkpoint=True)
+
+
 def load_from_json():  # a user's, by the name of a loader
     raise KeyError("of the user")
 

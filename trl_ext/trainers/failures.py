@@ -28,6 +28,7 @@ _PEER_GONE = re.compile(
 # The methods that read a checkpoint, Transformers' and our trainers' own
 LOADERS = {"_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state", "_load_scaler",
            "_load_callback_state", "_init_training_state", "load_from_json"}  # fmt: skip
+STEPPER = "accelerate.optimizer"  # what calls the trainer's own optimizer
 # Whose states are looked into by name
 OPTIMIZERS = ("torch.optim.", "bitsandbytes.optim.", "transformers.optimization")
 _LENGTHS = ("response_length", "max_completion_length", "max_length")  # the first that a configuration has
@@ -87,7 +88,8 @@ def _not_loaded(error: Exception, trainer: Any, checkpoint: str | None) -> UserE
                 "resume_from_checkpoint."
             )
     # A state of another optimizer is loaded without a word, and its names are missed in the first step
-    if isinstance(error, KeyError) and modules[-1].startswith(OPTIMIZERS) and _none_since(trainer, checkpoint):
+    missed = isinstance(error, KeyError) and STEPPER in modules and modules[-1].startswith(OPTIMIZERS)
+    if missed and _none_since(trainer, checkpoint):
         return UserError(
             f"cannot go on from {checkpoint}: the state of its optimizer has no {error}. Set optim (now "
             f"{getattr(trainer.args.optim, 'value', trainer.args.optim)}) as it was, or drop resume_from_checkpoint."
