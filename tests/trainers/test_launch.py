@@ -56,6 +56,14 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path)
         train(trainer, resume_from_checkpoint="last")
 
 
+@pytest.mark.parametrize(("max_steps", "told"), [(4, True), (3, True), (5, False), (-1, False)])
+def test_a_run_that_is_at_its_end_is_told(tmp_path, caplog, max_steps, told):
+    trainer = run_in(tmp_path)
+    trainer.args.max_steps = max_steps
+    train(trainer, resume_from_checkpoint=str(checkpoint(tmp_path, 4)))
+    assert ("is at the end of this run (step 4 of" in caplog.text) == told
+
+
 def test_the_folder_of_a_run_is_no_checkpoint(tmp_path):
     checkpoint(tmp_path, 4)
     (checkpoint(tmp_path, 6) / "trainer_state.json").unlink()

@@ -135,6 +135,16 @@ def warn_of_lost_states(checkpoint: Path) -> None:
         logger.warning("%s has no %s: %s", checkpoint, " and no ".join(lost), what_begins_anew(lost))
 
 
+def warn_of_the_end(checkpoint: Path, args: Any) -> None:
+    """Transformers asks whether a run is at its end behind a step, never before the first."""
+    step, last = _json(checkpoint / "trainer_state.json")["global_step"], getattr(args, "max_steps", None) or 0
+    if 0 < last <= step:
+        logger.warning(
+            "%s is at the end of this run (step %d of %d): Transformers may train a step more. Raise the run's length "
+            "to go on from it.", checkpoint, step, last,
+        )  # fmt: skip
+
+
 def what_begins_anew(lost: Collection[str]) -> str:
     """Transformers loads optimizer and scheduler together, or neither."""
     anew = ["optimizer and learning rate begin anew"] if {"optimizer", "scheduler"} & set(lost) else []

@@ -12,6 +12,7 @@ from ..checkpoints.saved import (
     refuse_other_form,
     refuse_run,
     warn_of_lost_states,
+    warn_of_the_end,
 )
 from ..errors import UserError
 from .failures import telling_failures
@@ -54,6 +55,7 @@ def train(trainer, **kwargs):
     if isinstance(checkpoint, str):
         refuse_other_engine(Path(checkpoint), trainer)
         refuse_other_form(Path(checkpoint), trainer)
+        warn_of_the_end(Path(checkpoint), getattr(trainer, "args", None))
     try:
         with speaking_when_terminated(trainer), telling_failures(trainer, checkpoint):
             return trainer.train(**kwargs)
