@@ -7,6 +7,7 @@ from trainer_builders import loo_trainer, policy, weights
 
 from trl_ext import compile_layers
 
+pytestmark = pytest.mark.current_trl  # of Transformers' models, whatever TRL trains them
 IDS = torch.arange(3, 15).view(2, 6)
 
 

@@ -241,6 +241,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named_and_kept_as_it_was(tmp_path
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoint-2").iterdir()} == before
 
 
+@pytest.mark.current_trl
 @pytest.mark.parametrize(("before", "after", "named"), [
     ("adamw_torch", "sgd", "no 'momentum'"),
     ("sgd", "adamw_torch", "no 'betas'"),
