@@ -7,16 +7,13 @@ import warnings
 from pathlib import Path
 
 import torch
-from transformers import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "scale"))
 from gloo_engines import allow_engines_on_the_cpu
-from trainer_builders import COMMON, letter_share, loo_trainer, policy, prompts
+from trainer_builders import loo_trainer, stock_trainer
 
 from trl_ext.generation import FastGeneration, fast_generation
-from trl_ext.tiny import byte_tokenizer
 
 FIRST, SECOND = 1, 2
 FAULTY, BOTH = 1, -1
@@ -24,11 +21,7 @@ OPTIONS = {"per_device_train_batch_size": 8, "max_steps": 3, "num_generations": 
 
 
 def stock(folder, **options):
-    args = GRPOConfig(folder, **(COMMON | {"beta": 0.0} | OPTIONS | options))
-    trainer = GRPOTrainer(policy(), letter_share, args, train_dataset=prompts(), eval_dataset=prompts(1),
-                          processing_class=byte_tokenizer())  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return stock_trainer(folder, **(OPTIONS | options))
 
 
 def ours(folder, **options):
@@ -45,7 +38,7 @@ def evaluated(folder):
 
 
 def run(build, step: str, error: Exception, correct: bool, faulty: int = FAULTY, nth: int = SECOND) -> str:
-    trainer = build(f"/tmp/{os.getpid()}")  # written to by nothing
+    trainer = build(Path(f"/tmp/{os.getpid()}"))  # written to by nothing
     generation = FastGeneration(trainer, dtype=torch.float32, correct=correct)
     inner, calls = getattr(generation, step), []
 

@@ -6,27 +6,16 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig
-from trainer_builders import COMMON, absolute_policy, letter_share, loo_trainer, policy, ppo_trainer, prompts, weights
-from transformers import CompileConfig, GenerationConfig, PrinterCallback
-from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
+from trainer_builders import COMMON, absolute_policy, loo_trainer, policy, ppo_trainer, prompts, weights
+from trainer_builders import stock_trainer as stock
+from transformers import CompileConfig, GenerationConfig
+from trl import RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 
 from trl_ext.errors import UserError
 from trl_ext.generation import FastGeneration, fast_generation
 from trl_ext.generation.fast_generation import _static
 from trl_ext.preflight import preflight
 from trl_ext.tiny import byte_tokenizer
-
-
-def stock(tmp_path, config=GRPOConfig, trainer=GRPOTrainer, model=None, **options):
-    if config is RLOOConfig:  # it loads its reference by name
-        policy().save_pretrained(tmp_path / "policy")
-        model = str(tmp_path / "policy")
-    common = {"max_completion_length": 12, "num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 3}
-    args = config(str(tmp_path / "run"), **(COMMON | common | {"beta": 0.0} | options))
-    built = trainer(model or policy(), letter_share, args, train_dataset=prompts(), eval_dataset=prompts(1),
-                    processing_class=byte_tokenizer())  # fmt: skip
-    built.remove_callback(PrinterCallback)
-    return built
 
 
 def with_lora(tmp_path, **options):

@@ -29,7 +29,7 @@ def test_each_layer_is_compiled_once_for_all_lengths_and_says_what_it_said(recwa
     assert not [warning for warning in recwarn if "was compiled" in str(warning.message)]
 
 
-def test_a_run_learns_what_it_did_without(tmp_path, monkeypatch):
+def test_a_run_learns_what_it_did_without(tmp_path):
     plain = loo_trainer(tmp_path / "plain")
     compiled = loo_trainer(tmp_path / "compiled")
     compile_layers(compiled.model, backend="eager")

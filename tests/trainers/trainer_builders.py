@@ -5,6 +5,7 @@ import os
 import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig
 
 from trl_ext.tiny import byte_tokenizer, random_policy, random_scorer
 from trl_ext.trainers import PPOConfig, PPOTrainer, ReinforceLOOConfig, ReinforceLOOTrainer
@@ -83,6 +84,18 @@ def ppo_trainer(tmp_path, reward_model=letter_share, model=None, dataset=None, t
         ppo_args(tmp_path, **kwargs), byte_tokenizer(), model or policy(), None, reward_model, dataset or prompts(),
         **(trainer or {}),
     )  # fmt: skip
+    built.remove_callback(PrinterCallback)
+    return built
+
+
+def stock_trainer(tmp_path, config=GRPOConfig, trainer=GRPOTrainer, model=None, **options):
+    if config is RLOOConfig:  # it loads its reference by name
+        policy().save_pretrained(tmp_path / "policy")
+        model = str(tmp_path / "policy")
+    common = {"max_completion_length": 12, "num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 3}
+    args = config(str(tmp_path / "run"), **(COMMON | common | {"beta": 0.0} | options))
+    built = trainer(model or policy(), letter_share, args, train_dataset=prompts(), eval_dataset=prompts(1),
+                    processing_class=byte_tokenizer())  # fmt: skip
     built.remove_callback(PrinterCallback)
     return built
 

@@ -63,6 +63,11 @@ def is_whole(checkpoint: Path) -> bool:
     return _TRAINER_STATE.is_valid(state) and isinstance(state["global_step"], int)  # 6.0 is an integer of JSON Schema
 
 
+def saved_step(checkpoint: Path) -> int:
+    """Of a whole one."""
+    return _json(checkpoint / "trainer_state.json")["global_step"]
+
+
 def newest_whole(folder: str, needed: Collection[str] = ()) -> str:
     """The newest checkpoint that was saved to its end and lacks no file; of those passed over it warns.
 
@@ -137,7 +142,7 @@ def warn_of_lost_states(checkpoint: Path) -> None:
 
 def warn_of_the_end(checkpoint: Path, args: Any) -> None:
     """Transformers asks whether a run is at its end behind a step, never before the first."""
-    step, last = _json(checkpoint / "trainer_state.json")["global_step"], getattr(args, "max_steps", None) or 0
+    step, last = saved_step(checkpoint), getattr(args, "max_steps", None) or 0
     if 0 < last <= step:
         logger.warning(
             "%s is at the end of this run (step %d of %d): Transformers may train a step more. Raise the run's length "

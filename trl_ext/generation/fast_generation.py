@@ -75,7 +75,6 @@ class FastGeneration:
         self.compilations = 0
         self.refused: str | None = None
         self._twin: Twin | None = None
-        self._is_new = False
         self._wanted: torch.Tensor | None = None  # what the policy says, until the twin has said the same
         self._agreed = False  # all processes know that there is a reason
         self._most_rows = 0
@@ -137,14 +136,9 @@ class FastGeneration:
         with self._weighing("importance_sampling_ratio" in inputs):
             return self._replaced["_compute_loss"](model, inputs)
 
-    @contextmanager
-    def _weighing(self, weighs: bool) -> Iterator[None]:
+    def _weighing(self, weighs: bool) -> StandIn:
         """`use_vllm` is what TRL asks before it weighs; before it generates it must not hear it."""
-        before, self.trainer.use_vllm = self.trainer.use_vllm, weighs
-        try:
-            yield
-        finally:
-            self.trainer.use_vllm = before
+        return StandIn(self.trainer, use_vllm=weighs)
 
     def _generate_all(self, *args: Any, **kwargs: Any) -> Any:
         """All turns of a batch. Processes may have other numbers of turns, and all come to its end."""
@@ -153,9 +147,8 @@ class FastGeneration:
             with self._weighing(False):  # TRL would ask vLLM
                 result = self._replaced["_generate"](*args, **kwargs)
             if self._corrected and result[LOG_PROBABILITIES] is None:  # greedy, or of a rollout_func
-                result = list(result)
-                result[LOG_PROBABILITIES] = _unknown(result[COMPLETIONS])
-                result = tuple(result)
+                unknown = _unknown(result[COMPLETIONS])
+                result = (*result[:LOG_PROBABILITIES], unknown, *result[LOG_PROBABILITIES + 1 :])
         finally:
             self._corrected = False
         if self._turns == 0 and getattr(self.trainer, "rollout_func", None) and not self._told_of_rollout_func:
@@ -197,14 +190,10 @@ class FastGeneration:
                     output = step(policy, **inputs)
             except NoTwinError as error:
                 reason = str(error)
-            except torch.cuda.OutOfMemoryError:
+            except Exception as error:  # of the compiler, of a model that does not take a static cache, of memory
                 if sharded and step == self._take_weights:  # the others wait in it: nothing can be agreed on
                     raise
-                reason = "the card has no room for the twin, its cache and its graphs"
-            except Exception as error:  # of the compiler, or of a model that does not take a static cache
-                if sharded and step == self._take_weights:
-                    raise
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                reason = _told(error)
             if sharded:
                 reason = self._of_any(reason)
             if reason is not None:
@@ -257,14 +246,15 @@ class FastGeneration:
     # With the twin ----------------------------------------------------------------------------------------------------
 
     def _make_twin(self, policy: Any, **inputs: Any) -> None:
-        self._is_new = self._twin is None
-        self._twin = self._twin or Twin(policy, self.dtype)
+        if self._twin is None:
+            self._twin = Twin(policy, self.dtype)
 
     def _take_weights(self, policy: Any, input_ids: Any, attention_mask: Any, **inputs: Any) -> None:
         """All that is a collective where the weights are divided."""
         assert self._twin is not None
+        is_new = self._twin.is_empty
         self._twin.refresh(policy)
-        if self._is_new:
+        if is_new:
             self._wanted = self._of_policy(policy, input_ids, attention_mask)
 
     def _sample(self, policy: Any, input_ids: Any, attention_mask: Any, generation_config: Any) -> torch.Tensor:
@@ -328,6 +318,12 @@ def _refuse_second(trainer: Any) -> None:
         raise UserError(
             "the trainer generates fast already (fast_generation: true, or another FastGeneration): drop one"
         )
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "the card has no room for the twin, its cache and its graphs"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _few(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:

@@ -58,9 +58,7 @@ class Twin:
         self.dtype = dtype
         self._take_buffers(base)
         self._without = {name for name, _ in self.model.named_parameters()}
-        if is_sharded(
-            policy
-        ):  # room for all of it before the first is gathered: no process waits for one that has none
+        if is_sharded(policy):  # its room before the first is gathered: no process waits for one that has none
             device = next(policy.parameters()).device
             for parameter in list(self.model.parameters()):
                 self._place(parameter, torch.empty(parameter.shape, dtype=dtype, device=device))
@@ -73,6 +71,10 @@ class Twin:
                 raise NoTwinError(f"the policy has no buffer {name!r} of the shape {tuple(buffer.shape)}")
             owner, _, last = name.rpartition(".")
             self.model.get_submodule(owner)._buffers[last] = buffers[name].detach().clone()
+
+    @property
+    def is_empty(self) -> bool:
+        return bool(self._without)
 
     @torch.no_grad()
     def refresh(self, policy: nn.Module) -> None:

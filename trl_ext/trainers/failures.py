@@ -1,7 +1,6 @@
 """What ends a run from outside its code, in one line: no memory, a full disk, a lost process, a broken checkpoint."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ..checkpoints.saved import checkpoints, how_to_go_on, is_whole
+from ..checkpoints.saved import checkpoints, how_to_go_on, is_whole, saved_step
 from ..errors import UserError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -89,17 +88,12 @@ def _not_loaded(error: Exception, trainer: Any, checkpoint: str | None) -> UserE
             )
     # A state of another optimizer is loaded without a word, and its names are missed in the first step
     missed = isinstance(error, KeyError) and STEPPER in modules and modules[-1].startswith(OPTIMIZERS)
-    if missed and _none_since(trainer, checkpoint):
+    if missed and trainer.state.global_step == saved_step(Path(checkpoint)):
         return UserError(
             f"cannot go on from {checkpoint}: the state of its optimizer has no {error}. Set optim (now "
             f"{getattr(trainer.args.optim, 'value', trainer.args.optim)}) as it was, or drop resume_from_checkpoint."
         )
     return None
-
-
-def _none_since(trainer: Any, checkpoint: str) -> bool:
-    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-    return trainer.state.global_step == state["global_step"]
 
 
 def to_go_on(trainer: Any) -> str:

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from ..rewards.probing import probing
+from ..stand_in import StandIn
 from .json_actions import JsonActions
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -53,16 +54,13 @@ def greedy_rewards(
 def _greedy(trainer: GRPOTrainer) -> Iterator[None]:
     """The most likely token each time. Both places count: `generate` fills what one leaves at its default from the
     other (transformers#42762)."""
-    config, options = trainer.generation_config, trainer.generation_kwargs
-    trainer.generation_config = copy.deepcopy(config)
-    trainer.generation_config.do_sample = False
+    config = copy.deepcopy(trainer.generation_config)
+    config.do_sample = False
     for name in _SAMPLING:
-        setattr(trainer.generation_config, name, None)
-    trainer.generation_kwargs = {k: v for k, v in options.items() if k not in _SAMPLING} | {"do_sample": False}
-    try:
+        setattr(config, name, None)
+    options = {k: v for k, v in trainer.generation_kwargs.items() if k not in _SAMPLING} | {"do_sample": False}
+    with StandIn(trainer, generation_config=config, generation_kwargs=options):
         yield
-    finally:
-        trainer.generation_config, trainer.generation_kwargs = config, options
 
 
 @contextmanager
